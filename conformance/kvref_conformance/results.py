@@ -1,0 +1,109 @@
+"""What a run found: one `Row` per law, subject and facet, and the verdict they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Trace = dict[str, Any]
+"""A replayable trace (schema `kvref.trace/1`)."""
+
+
+class Level(StrEnum):
+    """How much a broken law matters."""
+
+    SAFETY = "safety"
+    ROBUSTNESS = "robustness"
+
+
+class Status(StrEnum):
+    """The states of docs/results.md."""
+
+    BROKEN = "broken"
+    UNCONFIRMED = "unconfirmed"
+    INCOMPLETE = "incomplete"
+    KNOWN = "known"
+    HOLDS = "holds"
+    NOT_APPLICABLE = "not-applicable"
+
+
+class Verdict(StrEnum):
+    CONFORMANT = "conformant"
+    NOT_CONFORMANT = "not conformant"
+    INCOMPLETE = "incomplete"
+
+
+EXIT_CODES = {Verdict.CONFORMANT: 0, Verdict.NOT_CONFORMANT: 1, Verdict.INCOMPLETE: 3}
+EXIT_USAGE = 2
+
+
+@dataclass
+class Row:
+    """The result of one law for one subject.
+
+    A law broken in several ways has a row for each, told apart by `facet` (the field that is lost, say).
+    `seconds` covers the whole unit of work that fed the law.
+    """
+
+    law: str
+    level: Level
+    subject: str
+    status: Status
+    facet: str = ""
+    examples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    message: str = ""
+    expected: str = ""
+    observed: str = ""
+    trace: Trace | None = None
+    program: str | None = None
+    """Source of the stand-alone program, for broken rows."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.law} [{self.subject}{': ' + self.facet if self.facet else ''}]"
+
+
+@dataclass
+class Result:
+    """A whole run, as `report.json` tells it."""
+
+    target: dict[str, Any]
+    """name, version, plugin, capabilities."""
+    seed: int
+    depth: str
+    strict: bool
+    baseline: str | None
+    environment: dict[str, str]
+    elapsed_seconds: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failing(self) -> list[Row]:
+        """Broken rows that count: safety laws, and with `strict` robustness laws too."""
+        return [
+            row
+            for row in self.rows
+            if row.status is Status.BROKEN and (self.strict or row.level is Level.SAFETY)
+        ]
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.failing:
+            return Verdict.NOT_CONFORMANT
+        judged = [row for row in self.rows if row.status is not Status.NOT_APPLICABLE]
+        if not judged or any(
+            row.status in (Status.UNCONFIRMED, Status.INCOMPLETE) for row in judged
+        ):
+            return Verdict.INCOMPLETE
+        return Verdict.CONFORMANT
+
+    @property
+    def totals(self) -> dict[str, int]:
+        counts = {status.value: 0 for status in Status}
+        for row in self.rows:
+            counts[row.status] += 1
+        return {status: count for status, count in counts.items() if count}

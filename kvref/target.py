@@ -18,7 +18,7 @@ How values are written as plain data:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 __all__ = [
     "FieldInfo",
@@ -55,13 +55,14 @@ class FieldInfo(TypedDict):
 
 
 class SpecClassInfo(TypedDict):
-    """A concrete spec class: `mro` names its ancestors, itself first, `KVCacheSpec` last."""
+    """A spec class: `mro` names its ancestors, itself first, `KVCacheSpec` last."""
 
     name: str
     mro: list[str]
     fields: list[FieldInfo]
-    composite: bool
-    """True when the spec holds other specs (`UniformTypeKVCacheSpecs`)."""
+    role: Literal["layer", "base", "composite"]
+    """What the class describes: the cache of a layer; nothing by itself (a base of other classes); or
+    the caches of several layers (`UniformTypeKVCacheSpecs`)."""
 
 
 class RegistryEntry(TypedDict):
@@ -93,7 +94,7 @@ class SpecsPart(Protocol):
     """The spec family. Each call that the implementation refuses raises its own exception."""
 
     def classes(self) -> list[SpecClassInfo]:
-        """Every concrete spec class of the implementation, in a stable order."""
+        """Every spec class of the implementation, in a stable order."""
         ...
 
     def build(self, spec: SpecDescriptor) -> SpecFacts:
@@ -111,6 +112,10 @@ class SpecsPart(Protocol):
 
 class RegistryPart(Protocol):
     """The registry that maps spec classes to manager classes. State lives for the process."""
+
+    def managers(self) -> list[str]:
+        """Names of the built-in manager classes, in a stable order."""
+        ...
 
     def define_spec(self, name: str, bases: Sequence[str]) -> list[str]:
         """Define a spec class without fields of its own; return its MRO by name."""
@@ -136,16 +141,12 @@ class RegistryPart(Protocol):
         """Register a class the way a decorator does at import."""
         ...
 
-    def lookup(self, spec_class: str) -> RegistryEntry:
-        """Manager and uniform base for an instance of the class."""
+    def lookup(self, spec: SpecDescriptor) -> RegistryEntry:
+        """Manager and uniform base for a spec."""
         ...
 
-    def table(self) -> dict[str, RegistryEntry]:
-        """Look-ups for every per-layer spec class known to the process, by class name."""
-        ...
-
-    def check(self, spec_classes: Mapping[str, str]) -> None:
-        """Check that the class of every layer (layer name to class name) is registered."""
+    def check(self, layers: Mapping[str, SpecDescriptor]) -> None:
+        """Check that the spec of every layer (by layer name) is registered, as planning does first."""
         ...
 
 

@@ -1,0 +1,26 @@
+"""`kvref`, and a plain word when what it needs is not installed."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say in one line what is missing."""
+    try:
+        from kvref_conformance.cli import cli
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing.startswith("kvref"):
+            raise
+        print(
+            f"kvref: this command needs {missing!r}, which comes with the extra: "
+            "pip install 'kvref[conformance]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    cli()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The command line: `kvref check | laws | doctor | replay`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+import kvref
+from kvref_conformance import baseline as baselines
+from kvref_conformance import schemas
+from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, select_laws
+from kvref_conformance.laws import LAWS
+from kvref_conformance.report import ForeignDirectory, claim, progress, render, render_laws, write_report
+from kvref_conformance.report.files import report_document
+from kvref_conformance.results import EXIT_CODES, EXIT_USAGE
+from kvref_conformance.runner import DEPTHS, Options, Runner
+from kvref_conformance.targets import UnknownTarget
+from kvref_conformance.worker import TargetFailed, Worker
+
+_REFUSED = (
+    NoSuchLaw,
+    UnknownTarget,
+    TargetFailed,
+    ForeignDirectory,
+    baselines.BaselineError,
+    schemas.InvalidDocument,
+)
+
+
+class _Group(click.Group):
+    """Ends every refusal with one paragraph and exit code 2."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except _REFUSED as error:
+            click.echo(f"kvref: {error}", err=True)
+            context.exit(EXIT_USAGE)
+
+
+def _target_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(
+        (
+            click.argument("target", default="reference"),
+            click.option("--python", default=sys.executable, help="Interpreter that loads the target."),
+            click.option(
+                "--path",
+                "paths",
+                multiple=True,
+                type=click.Path(exists=True, file_okay=False),
+                help="Folder to import from first, such as another release of vLLM. Can be repeated.",
+            ),
+            click.option(
+                "--timeout",
+                default=30.0,
+                show_default=True,
+                help="Seconds one operation may take; loading the target may take ten times that.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(kvref.__version__, prog_name="kvref")
+def cli() -> None:
+    """Check that a KV-cache implementation keeps the laws an LLM engine relies on.
+
+    A TARGET is 'reference' (kvref's own, the default), 'vllm' (the one installed), or
+    'package.module:factory' for any other (docs/targets.md).
+    """
+
+
+@cli.command()
+@_target_options
+@click.option("--laws", "patterns", multiple=True, metavar="GLOB", help="Only these laws, e.g. 'spec.*'.")
+@click.option(
+    "--depth",
+    type=click.Choice(list(DEPTHS)),
+    default="quick",
+    show_default=True,
+    help=f"Examples for each law and subject: {', '.join(f'{d} {n}' for d, n in DEPTHS.items())}.",
+)
+@click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after this long.")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
+@click.option("--device", type=click.Choice(["cpu"]), default="cpu", help="Where tensors live.")
+@click.option("--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to.")
+@click.option(
+    "-n",
+    "jobs",
+    type=click.IntRange(min=1),
+    default=min(os.cpu_count() or 1, 8),
+    show_default=True,
+    help="Units of work at a time.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print report.json instead of tables.")
+@click.option("--strict", is_flag=True, help="Broken robustness laws count, too.")
+@click.option(
+    "--baseline",
+    metavar="FILE|none",
+    help="Known deviations; by default those shipped for the target's version, if any.",
+)
+@click.option(
+    "--save-baseline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what was found broken as a baseline to review.",
+)
+@click.pass_context
+def check(
+    context: click.Context,
+    target: str,
+    python: str,
+    paths: tuple[str, ...],
+    timeout: float,
+    patterns: tuple[str, ...],
+    depth: str,
+    budget: float | None,
+    seed: int,
+    device: str,
+    report: Path | None,
+    jobs: int,
+    as_json: bool,
+    strict: bool,
+    baseline: str | None,
+    save_baseline: Path | None,
+) -> None:
+    """Run laws against TARGET.
+
+    \b
+    Exit codes:  0  conformant
+                 1  a law is broken
+                 2  bad usage, or the target cannot be loaded
+                 3  incomplete: something was cut, died, or could not be confirmed
+    """
+    laws = select_laws(patterns)
+    if report is not None:
+        claim(report)
+    options = Options(laws=laws, depth=depth, seed=seed, budget=budget, jobs=jobs, strict=strict)
+    worker = Worker(target, python, paths, timeout)
+    with progress(Console(stderr=True)) as watcher, loaded(worker, laws, watcher) as one:
+        result = one.check(options, choose_baseline(baseline, one.description), watcher)
+    if report is not None:
+        write_report(result, report)
+    if save_baseline is not None:
+        baselines.save(result, save_baseline)
+    if as_json:
+        click.echo(json.dumps(report_document(result), indent=1))
+    else:
+        render(result, Console(), report)
+    context.exit(EXIT_CODES[result.verdict])
+
+
+@cli.command()
+@click.argument("patterns", nargs=-1, metavar="[GLOB]...")
+@click.option("-v", "--verbose", is_flag=True, help="Also why each law matters, and its sources.")
+def laws(patterns: tuple[str, ...], verbose: bool) -> None:
+    """List the laws, all or those that match."""
+    render_laws([LAWS[law] for law in select_laws(patterns)], Console(), verbose)
+
+
+@cli.command()
+@_target_options
+def doctor(target: str, python: str, paths: tuple[str, ...], timeout: float) -> None:
+    """Tell whether TARGET can be loaded, and what of it can be checked."""
+    worker = Worker(target, python, paths, timeout)
+    with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher) as one:
+        description = one.description
+        planned = Runner(worker, one.hosts, description, Options(), watcher).not_applicable()
+    click.echo(f"target       {description['name']} {description['version']}")
+    click.echo(f"interpreter  {python} (Python {description['environment']['python']})")
+    click.echo(f"torch        {description['environment']['torch']}")
+    click.echo(f"parts        {', '.join(description['parts']) or 'none'}")
+    known = baselines.shipped(description["name"], description["version"])
+    click.echo(f"baseline     {known.name or 'none shipped for this version'}")
+    click.echo(f"classes      {', '.join(info['name'] for info in description['classes'])}")
+    if description["threads"] > 1:
+        click.echo(
+            f"threads      {description['threads']} run after import: forking them is not safe, and laws that "
+            "need pristine processes may hang"
+        )
+    for row in planned:
+        click.echo(f"left out     {row.title}: {row.message}")
+
+
+@cli.command()
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_target_options
+@click.pass_context
+def replay(
+    context: click.Context, trace: Path, target: str, python: str, paths: tuple[str, ...], timeout: float
+) -> None:
+    """Run a stored TRACE (from a report's traces/) against TARGET again.
+
+    TARGET may be another version than the one it was found in. Exit code 0: the law holds; 1: it breaks.
+    """
+    try:
+        document = json.loads(trace.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise schemas.InvalidDocument("trace", "$", f"not JSON: {error}") from error
+    schemas.validate(document, "trace")
+    if document["law"] not in LAWS:
+        raise NoSuchLaw(f"{trace}: no law is called {document['law']!r}; 'kvref laws' lists them")
+    law = LAWS[document["law"]]
+    options = Options(laws=(law.id,))
+    with progress(Console(stderr=True)) as watcher, loaded(Worker(target, python, paths, timeout), (law.id,), watcher) as one:
+        broken = Runner(one.worker, one.hosts, one.description, options, watcher).judge(law, document)
+    click.echo(f"{law.id} [{document['subject']}] in {one.description['name']} {one.description['version']}")
+    if broken is None:
+        click.echo("holds")
+        context.exit(0)
+    click.echo(f"breaks\n  expected  {broken.expected}\n  observed  {broken.observed}")
+    context.exit(1)

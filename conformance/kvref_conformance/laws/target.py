@@ -1,0 +1,28 @@
+"""Laws of any target, whatever it is asked."""
+
+from __future__ import annotations
+
+from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.results import Level
+
+
+def answers(runs: Runs) -> int:
+    """Every operation comes back with a value or an exception."""
+    judged = 0
+    for events in runs:
+        for event in events:
+            judged += 1
+            if "died" in event["outcome"]:
+                raise LawBroken("an answer or an exception", f"{event['op']}: {event['outcome']['died']}")
+    return judged
+
+
+ANSWERS = Law(
+    id="target.answers",
+    level=Level.SAFETY,
+    statement="Every operation comes back: none ends the process, and none hangs.",
+    why="A process that dies or hangs takes every running request with it.",
+    sources=("the engine contract",),
+    workload="",
+    check=answers,
+)

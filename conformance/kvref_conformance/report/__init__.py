@@ -1,0 +1,16 @@
+"""Tell what a run found: files for machines and issues, text for the terminal."""
+
+from kvref_conformance.report.files import ForeignDirectory, claim, trace_digest, write_report
+from kvref_conformance.report.progress import Progress, progress
+from kvref_conformance.report.terminal import render, render_laws
+
+__all__ = [
+    "ForeignDirectory",
+    "Progress",
+    "claim",
+    "progress",
+    "render",
+    "render_laws",
+    "trace_digest",
+    "write_report",
+]

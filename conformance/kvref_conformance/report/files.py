@@ -1,0 +1,204 @@
+"""Write a run's result to a directory: report.json, junit.xml, traces/*.json and repro/*.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvref_conformance.report.junit import junit
+from kvref_conformance.report.text import slug
+from kvref_conformance.results import Result, Row, Trace
+from kvref_conformance.schemas import REPORT, validate
+
+_GENERATED = re.compile(r".*-[0-9a-f]{8}\.(json|py)|\..*\.tmp")
+"""Names in traces/ and repro/ that a report may have left: what else lies there is the user's."""
+
+
+class ForeignDirectory(ValueError):
+    """The directory holds something else than an earlier report, so nothing is written to it."""
+
+    def __init__(self, directory: Path, reason: str) -> None:
+        super().__init__(
+            f"will not write a report to {directory}: {reason}; "
+            "name a new or empty directory, or one with an earlier kvref report"
+        )
+        self.directory = directory
+
+
+def write_report(result: Result, directory: Path) -> list[Path]:
+    """Write the whole report and return the files written, report.json first.
+
+    An earlier report in the directory is replaced: traces and programs it alone had are removed.
+
+    Raises:
+        ForeignDirectory: the directory is in other use; it is left as it was.
+        InvalidDocument: the result does not make a valid report; nothing was written.
+    """
+    contents = _contents(result)
+    claim(directory)
+    written = [directory / name for name in contents]
+    # report.json goes first: it marks the directory as ours, should this be interrupted.
+    for path, content in zip(written, contents.values(), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, content)
+    for folder in ("traces", "repro"):
+        for path in _files(directory / folder):
+            if path not in written and _GENERATED.fullmatch(path.name):
+                path.unlink()
+    return written
+
+
+def claim(directory: Path) -> None:
+    """Make the directory, or see that it is empty or holds an earlier report.
+
+    `write_report` does so itself; ask before a long run to be refused before it, not after.
+
+    Raises:
+        ForeignDirectory: the directory is in other use.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ForeignDirectory(directory, "it is not a directory") from None
+    if not any(directory.iterdir()):
+        return
+    try:
+        earlier = json.loads((directory / "report.json").read_bytes())
+    except FileNotFoundError:
+        raise ForeignDirectory(directory, "it is not empty and has no report.json") from None
+    except (OSError, ValueError):
+        raise ForeignDirectory(directory, "its report.json cannot be read") from None
+    if not isinstance(earlier, dict) or earlier.get("schema") != REPORT:
+        raise ForeignDirectory(directory, f"its report.json is not a {REPORT}")
+    for folder in ("traces", "repro"):
+        path = directory / folder
+        # Through a link, stale files would be removed, and new ones written, somewhere else.
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise ForeignDirectory(directory, f"its {folder} is not a directory of its own")
+
+
+def trace_digest(trace: Trace) -> str:
+    """Eight hex digits that name a trace: same law, subject, facet and runs, same digest."""
+    named = _plain([trace["law"], trace["subject"], trace["facet"], trace["runs"]])
+    canonical = json.dumps(named, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:8]
+
+
+def trace_name(row: Row) -> str | None:
+    """Where the report directory keeps the trace of a row."""
+    return f"traces/{_stem(row)}.json" if row.trace is not None else None
+
+
+def repro_name(row: Row) -> str | None:
+    """Where the report directory keeps the stand-alone program of a row."""
+    return f"repro/{_stem(row)}.py" if row.program is not None else None
+
+
+def report_document(result: Result) -> dict[str, Any]:
+    """The result as a `kvref.report/1` document, also what `--json` prints."""
+    document: dict[str, Any] = _plain(
+        {
+            "schema": REPORT,
+            "target": {
+                "name": result.target["name"],
+                "version": result.target["version"],
+                "plugin": result.target.get("plugin"),
+                "capabilities": _sorted(result.target.get("capabilities", {})),
+            },
+            "verdict": result.verdict.value,
+            "seed": result.seed,
+            "depth": result.depth,
+            "strict": result.strict,
+            "baseline": result.baseline,
+            "environment": _sorted(result.environment),
+            "elapsed_seconds": round(result.elapsed_seconds, 3),
+            "totals": result.totals,
+            "notes": result.notes,
+            "laws": [_row(row) for row in result.rows],
+        }
+    )
+    return document
+
+
+def _contents(result: Result) -> dict[str, bytes]:
+    """Every file of the report, by name. All are made and checked before the first is written."""
+    report = report_document(result)
+    validate(report, "report")
+    contents = {"report.json": _json(report), "junit.xml": junit(result)}
+    for row in result.rows:
+        if (name := trace_name(row)) is not None:
+            document = _plain(row.trace)
+            validate(document, "trace")
+            contents[name] = _json(document)
+        if row.program is not None and (name := repro_name(row)) is not None:
+            contents[name] = row.program.encode("utf-8", "backslashreplace")
+    return contents
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "id": row.law,
+        "level": row.level.value,
+        "subject": row.subject,
+        "facet": row.facet,
+        "status": row.status.value,
+        "examples": row.examples,
+        "steps": row.steps,
+        "seconds": round(row.seconds, 3),
+        "message": row.message,
+        "expected": row.expected,
+        "observed": row.observed,
+        "trace": trace_name(row),
+        "repro": repro_name(row),
+    }
+
+
+def _stem(row: Row) -> str:
+    trace = row.trace or {"law": row.law, "subject": row.subject, "facet": row.facet, "runs": []}
+    return f"{slug(row.law)}-{trace_digest(trace)}"
+
+
+def _plain(value: Any) -> Any:
+    """Strict JSON for any value: what JSON cannot say becomes `{"opaque": repr}`, as in `kvref.target`."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    return {"opaque": repr(value)}
+
+
+def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: mapping[key] for key in sorted(mapping)}
+
+
+def _json(document: object) -> bytes:
+    """Indented, and in ASCII, so that looking at a file never sends a target's codes to a terminal."""
+    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode("ascii")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace the file in one step: a reader sees the old content or the new, never half."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,148 @@
+"""Tell operations and what they answered in the reader's terms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvref_conformance.results import Row
+
+Labels = Mapping[str, str]
+"""What to call a spec that was built before, by its `_key`."""
+
+_LONGEST_LIST = 8
+
+
+def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> str:
+    """One operation of a trace: `merge [FullAttentionSpec(block_size=16), the same]`."""
+    labels = labels or {}
+    match op:
+        case {"op": "specs.build", "args": {"spec": spec}}:
+            return f"build {_value(spec)}"
+        case {"op": "specs.copy", "args": {"spec": spec, "block_size": size}}:
+            return f"copy {_spec(spec, labels)} with block_size={_value(size)}"
+        case {"op": "specs.merge", "args": {"specs": [*specs]}}:
+            return f"merge [{', '.join(_operands(specs, labels))}]"
+        case {"op": "registry.define_spec", "args": {"name": str(name), "bases": [*bases]}}:
+            return f"class {name}({', '.join(map(str, bases))})"
+        case {"op": "registry.define_manager", "args": {"name": str(name), "base": base}}:
+            return f"class {name}({base})"
+        case {"op": "registry.initialise"}:
+            return "initialise the registry, as an engine does at start"
+        case {"op": "registry.install_hook", "args": {"registrations": [*registrations]}}:
+            listed = "; ".join(map(_registration, registrations)) or "nothing"
+            return f"install a platform hook that registers {listed}"
+        case {"op": "registry.register", "args": {"spec_class": _} as registration}:
+            return f"register {_registration(registration)}"
+        case {"op": "registry.decorate", "args": {"spec_class": _} as registration}:
+            return f"register {_registration(registration)} with the decorator"
+        case {"op": "registry.lookup", "args": {"spec": spec}}:
+            return f"look up {_spec(spec, labels)}"
+        case {"op": "registry.table"}:
+            return "look up every spec class"
+        case {"op": "registry.check", "args": {"layers": dict() as layers}}:
+            return f"check that the layers {_mapping(layers, ': ', labels)} are registered"
+        case {"op": operation, "args": dict() as arguments}:
+            return f"{operation}({_mapping(arguments, '=', labels)})"
+    return repr(op)
+
+
+def describe_outcome(outcome: Mapping[str, Any]) -> str:
+    """What an operation answered: a value in short, an exception, or the end of its process."""
+    match outcome:
+        case {"value": None}:
+            return "done"
+        case {"value": value}:
+            return _value(value)
+        case {"error": {"type": kind, "message": message}}:
+            return f"raises {kind}: {message}" if message else f"raises {kind}"
+        case {"died": how}:
+            return f"the process died: {how}"
+    return repr(outcome)
+
+
+def remark(row: Row) -> str:
+    """What the message of a row says beyond what was expected and observed."""
+    return row.message.replace(f"expected {row.expected}; observed {row.observed}", "").strip(" :;")
+
+
+def narrate(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The runs of a trace line by line, each process under a heading where it is not just the one.
+
+    Operations that carry their `outcome`, as events do, are told with it.
+    """
+    for run in runs:
+        flags = " ".join(run["flags"])
+        if flags or len(runs) > 1:
+            yield f"in a fresh process, python {flags}".rstrip() + ":"
+        yield from _narrate_run(run["operations"])
+
+
+def _narrate_run(operations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    built: dict[str, str] = {}
+    several = len({_key(op["args"].get("spec")) for op in operations if op["op"] == "specs.build"}) > 1
+    for op in operations:
+        line = describe_operation(op, built)
+        if op["op"] == "specs.build":
+            label = built.setdefault(
+                _key(op["args"].get("spec")), f"s{len(built) + 1}" if several else "that"
+            )
+            line += f" as {label}" if several else ""
+        if "outcome" in op and not (op["op"] == "specs.build" and "value" in op["outcome"]):
+            line += f"  -> {describe_outcome(op['outcome'])}"
+        yield line
+
+
+def _key(spec: object) -> str:
+    return json.dumps(spec, sort_keys=True, default=repr)
+
+
+def _operands(specs: Sequence[Any], labels: Labels) -> Iterator[str]:
+    previous = None
+    for spec in specs:
+        yield "the same" if spec == previous and _key(spec) not in labels else _spec(spec, labels)
+        previous = spec
+
+
+def _spec(spec: object, labels: Labels) -> str:
+    return labels.get(_key(spec)) or _value(spec)
+
+
+def _registration(registration: Mapping[str, Any]) -> str:
+    """One registration; a base of None is the class itself and goes without saying."""
+    base = registration.get("base")
+    told = f"{registration.get('spec_class')} -> {registration.get('manager')}"
+    return f"{told} (base {base})" if base else told
+
+
+def _mapping(items: Mapping[str, Any], joint: str, labels: Labels | None = None) -> str:
+    return ", ".join(f"{key}{joint}{_spec(value, labels or {})}" for key, value in items.items())
+
+
+def _value(value: Any) -> str:
+    """Plain data (see `kvref.target`) the way Python code would name it."""
+    match value:
+        case str():
+            return value.removeprefix("torch.") if value.startswith("torch.") else repr(value)
+        case {"class": str(name), "fields": dict() as fields}:
+            size = value.get("page_size_bytes")
+            return f"{name}({_mapping(fields, '=')})" + (f", {size} bytes a page" if size is not None else "")
+        case {"enum": enum, "name": name, **rest} if not rest:
+            return f"{enum}.{name}"
+        case {"fraction": [numerator, denominator], **rest} if not rest:
+            return f"{numerator}/{denominator}"
+        case {"opaque": shown, **rest} if not rest:
+            return str(shown)
+        case {"manager": None, "base": None, **rest} if not rest:
+            return "not registered"
+        case {"manager": manager, "base": base, **rest} if not rest:
+            return f"manager {manager}, base {base}"
+        case dict() as items:
+            return f"{{{_mapping(items, ': ')}}}"
+        case list():
+            shown = [_value(item) for item in value[:_LONGEST_LIST]]
+            if len(value) > _LONGEST_LIST:
+                shown.append(f"... {len(value) - _LONGEST_LIST} more")
+            return f"[{', '.join(shown)}]"
+    return repr(value)

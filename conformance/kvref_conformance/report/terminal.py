@@ -1,0 +1,212 @@
+"""Tell a result, or the laws, on a terminal.
+
+Everything a target had a hand in goes through `Printer`, which shows it as text whatever it contains: no
+markup, no control codes, nothing the terminal's encoding cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvref_conformance.laws.core import Law
+from kvref_conformance.report.files import repro_name
+from kvref_conformance.report.narrate import narrate, remark
+from kvref_conformance.report.text import visible
+from kvref_conformance.results import Level, Result, Row, Status, Verdict
+
+_STYLES = {
+    Status.BROKEN: "bold red",
+    Status.UNCONFIRMED: "yellow",
+    Status.INCOMPLETE: "yellow",
+    Status.KNOWN: "cyan",
+    Status.HOLDS: "green",
+    Status.NOT_APPLICABLE: "dim",
+}
+_VERDICT_STYLES = {
+    Verdict.CONFORMANT: "bold green",
+    Verdict.NOT_CONFORMANT: "bold red",
+    Verdict.INCOMPLETE: "bold yellow",
+}
+_COLUMNS = {
+    "holds": (Status.HOLDS,),
+    "known": (Status.KNOWN,),
+    "broken": (Status.BROKEN,),
+    "open": (Status.UNCONFIRMED, Status.INCOMPLETE),
+    "n.a.": (Status.NOT_APPLICABLE,),
+}
+"""Columns of the summary that count subjects."""
+
+_HANG = 4
+_LONGEST_NAME = 80
+_LONGEST_LINE = 800
+
+
+def render(result: Result, console: Console, directory: Path | None = None) -> None:
+    """Print the result, what is broken first and the verdict last.
+
+    `directory` is where the report was written, if it was: broken laws then name their programs.
+    """
+    printer = Printer(console)
+    _broken(result, printer, directory)
+    for row in _with(result, Status.UNCONFIRMED, Status.INCOMPLETE):
+        printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}")
+        printer.line(row.message or row.observed or "no reason given", indent=2)
+        printer.blank()
+    known = _with(result, Status.KNOWN)
+    for row in known:
+        reason = f"  {row.message}" if row.message else ""
+        printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}{reason}")
+    if known:
+        printer.blank()
+    _summary(result, printer)
+    _not_applicable(result, printer)
+    for note in result.notes:
+        printer.line(f"note: {note}")
+    if result.notes:
+        printer.blank()
+    _totals(result, printer)
+
+
+def render_laws(laws: Sequence[Law], console: Console, verbose: bool = False) -> None:
+    """List laws: id, level and statement; with `verbose` also why, and the sources."""
+    printer = Printer(console)
+    for law in laws:
+        printer.line(law.id, style="bold", after=f"  {law.level}")
+        printer.line(law.statement, indent=2)
+        if verbose:
+            printer.line(f"why: {law.why}", indent=2)
+            for source in law.sources:
+                printer.line(f"source: {source}", indent=2)
+
+
+class Printer:
+    """Prints data on a console, safely."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def text(self, data: str, limit: int = _LONGEST_LINE, style: str = "") -> Text:
+        """The data as text that a console shows as it is."""
+        return Text(visible(data, limit, self._console.encoding), style=style, overflow="fold")
+
+    def line(self, data: str, style: str = "", after: str = "", indent: int = 0) -> None:
+        """One item: `data` in the style, `after` plain; what does not fit goes on below, further in."""
+        text = Text.assemble(self.text(data, style=style), self.text(after), overflow="fold")
+        lines = text.wrap(self._console, max(20, self._console.width - indent - _HANG))
+        for number, line in enumerate(lines):
+            line.rstrip()
+            margin = " " * (indent + (_HANG if number else 0))
+            self._console.print(Text.assemble(margin, line), soft_wrap=True)
+
+    def whole(self, data: str) -> None:
+        """A line that is not broken whatever its length, so that it can be copied."""
+        self._console.print(self.text(data, limit=5_000), soft_wrap=True)
+
+    def table(self, table: Table) -> None:
+        self._console.print(table)
+
+    def blank(self) -> None:
+        self._console.print()
+
+
+def _with(result: Result, *statuses: Status) -> list[Row]:
+    return [row for row in result.rows if row.status in statuses]
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _title(row: Row) -> str:
+    law, subject, facet = (visible(name, _LONGEST_NAME) for name in (row.law, row.subject, row.facet))
+    return f"{law} [{subject}{': ' + facet if facet else ''}]"
+
+
+def _broken(result: Result, printer: Printer, directory: Path | None) -> None:
+    counted = {id(row) for row in result.failing}
+    for row in sorted(_with(result, Status.BROKEN), key=lambda row: id(row) not in counted):
+        reservation = "" if id(row) in counted else " (counts only with --strict)"
+        level = row.level.value.upper() if row.level is Level.SAFETY else row.level.value
+        printer.line(_title(row), style=_STYLES[row.status], after=f"  {level}  {row.status}{reservation}")
+        for label, told in (("expected", row.expected), ("observed", row.observed), ("remark", remark(row))):
+            if told:
+                printer.line(f"{label:8}  {told}", indent=2)
+        for line in narrate(row.trace["runs"]) if row.trace is not None else ():
+            printer.line(line, indent=2)
+        if directory is not None and (name := repro_name(row)) is not None:
+            printer.whole(f"  program   {directory / name}")
+        printer.blank()
+
+
+def _summary(result: Result, printer: Printer) -> None:
+    """One line a law; columns of zeros are left out."""
+    laws = _grouped(result.rows, lambda row: row.law)
+    if not laws:
+        return
+    counts = {law: _subjects_by_column(rows) for law, rows in laws.items()}
+    shown = [column for column in _COLUMNS if any(count[column] for count in counts.values())]
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("law", overflow="fold")
+    table.add_column("level", no_wrap=True)
+    for column in [*shown, "examples", "time"]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for law, rows in laws.items():
+        table.add_row(
+            printer.text(law, _LONGEST_NAME),
+            "safety" if rows[0].level is Level.SAFETY else "robust",
+            *(_cell(counts[law][column], _STYLES[_COLUMNS[column][0]]) for column in shown),
+            str(_once_a_subject(rows, lambda row: row.examples)),
+            f"{_once_a_subject(rows, lambda row: row.seconds):.1f}s",
+        )
+    printer.table(table)
+    if "open" in shown:
+        printer.line("open: unconfirmed or incomplete")
+    printer.blank()
+
+
+def _subjects_by_column(rows: list[Row]) -> dict[str, int]:
+    """How many subjects of a law go in each column. A subject counts once, by the worst of its rows."""
+    severity = list(Status)  # declared worst first
+    subjects = _grouped(rows, lambda row: row.subject).values()
+    worst = [min((row.status for row in rows), key=severity.index) for rows in subjects]
+    return {column: sum(status in statuses for status in worst) for column, statuses in _COLUMNS.items()}
+
+
+def _once_a_subject(rows: list[Row], number: Callable[[Row], float]) -> float:
+    """The sum over subjects: the rows of one subject (its facets) share their examples and time."""
+    return sum(max(map(number, rows)) for rows in _grouped(rows, lambda row: row.subject).values())
+
+
+def _cell(count: int, style: str) -> Text:
+    return Text(str(count), style) if count else Text("-", "dim")
+
+
+def _not_applicable(result: Result, printer: Printer) -> None:
+    reasons = _grouped(_with(result, Status.NOT_APPLICABLE), lambda row: row.message or "no reason given")
+    for number, (reason, rows) in enumerate(reasons.items()):
+        laws = _grouped(rows, lambda row: row.law)
+        told = [law if len(rows) == 1 else f"{law} ({len(rows)} subjects)" for law, rows in laws.items()]
+        lead = "not applicable: " if number == 0 else ""
+        printer.line(f"{lead}{reason}: {', '.join(told)}", indent=0 if number == 0 else 2)
+    if reasons:
+        printer.blank()
+
+
+def _totals(result: Result, printer: Printer) -> None:
+    target = result.target
+    plugin = f" with {target['plugin']}" if target.get("plugin") else ""
+    about = [f"{target['name']} {target['version']}{plugin}", f"depth {result.depth}", f"seed {result.seed}"]
+    about += [f"baseline {result.baseline}"] if result.baseline else []
+    about += ["strict"] if result.strict else []
+    printer.line(", ".join(about))
+    totals = ", ".join(f"{count} {status}" for status, count in result.totals.items()) or "no law was run"
+    printer.line(f"{totals}; {result.elapsed_seconds:.1f} s")
+    printer.line(f"verdict: {result.verdict}", style=_VERDICT_STYLES[result.verdict])

@@ -1,0 +1,31 @@
+"""Make any string fit to be shown. Names and messages come from the target: nothing here trusts them."""
+
+from __future__ import annotations
+
+import re
+
+
+def visible(text: str, limit: int = 10_000, encoding: str = "utf-8") -> str:
+    """The text with everything that does not print (control codes, bidi marks, ...) written as escapes.
+
+    What comes back is one line, legal in XML and fit for the encoding; of a long text the first `limit`
+    characters.
+    """
+    kept = text if len(text) <= limit else text[: limit - 3] + "..."
+    if not kept.isprintable():
+        kept = "".join(char if char.isprintable() else _escape(char) for char in kept)
+    return kept.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def visible_lines(text: str, limit: int = 10_000) -> str:
+    """Like `visible`, but line breaks stay line breaks."""
+    return "\n".join(visible(line, limit) for line in text[:limit].splitlines())
+
+
+def slug(text: str, limit: int = 80) -> str:
+    """The text as part of a file name: ASCII letters, digits, `.`, `_` and `-`, never hidden or empty."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text[: 4 * limit]).lstrip(".-")[:limit] or "law"
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,327 @@
+"""Check a target: plan units, run them, confirm what broke with stand-alone programs, add up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvref_conformance.baseline import Baseline, Known
+from kvref_conformance.laws import ANSWERS, LAWS, Law, LawBroken
+from kvref_conformance.programs import ProgramError, Source, stand_alone_program
+from kvref_conformance.reducer import reduce_death
+from kvref_conformance.report.files import trace_digest
+from kvref_conformance.report.progress import Progress
+from kvref_conformance.results import Result, Row, Status, Trace
+from kvref_conformance.session import Hosts, execute, run_program
+from kvref_conformance.targets import operations_module
+from kvref_conformance.units import Running, Unit, listen_all
+from kvref_conformance.worker import LOAD_PATIENCE, Host, Worker
+from kvref_strategies.catalogue import WORKLOADS
+from kvref_strategies.workload import Description
+
+DEPTHS = {"quick": 100, "standard": 500, "deep": 5000}
+"""Examples of a workload for one subject, before its weight."""
+
+REDUCING_TIMEOUT = 5.0
+"""Seconds an operation may take while a trace that hangs is reduced."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run and how: `budget` in seconds cuts, `jobs` units run at a time."""
+
+    laws: tuple[str, ...] = tuple(LAWS)
+    depth: str = "quick"
+    seed: int = 0
+    budget: float | None = None
+    jobs: int = 1
+    strict: bool = False
+
+
+def flags_needed(laws: Iterable[str]) -> list[str]:
+    """The sets of interpreter flags for which the laws need a host."""
+    workloads = (WORKLOADS[LAWS[law].workload] for law in laws if LAWS[law] is not ANSWERS)
+    return list(dict.fromkeys(["", *(flags for workload in workloads for flags in workload.flags)]))
+
+
+class Runner:
+    """Checks one loaded target."""
+
+    def __init__(
+        self, worker: Worker, hosts: dict[str, Host], description: Description, options: Options, watcher: Progress
+    ) -> None:
+        self._worker = worker
+        self._hosts: Hosts = {flags: host.address for flags, host in hosts.items()}
+        self._description = description
+        self._options = options
+        self._watcher = watcher
+        self._laws = [law for law in LAWS.values() if law.id in options.laws]
+
+    def run(self, baseline: Baseline) -> Result:
+        """Run the selected laws and tell what was found."""
+        started = time.monotonic()
+        description, options = self._description, self._options
+        known, notes = self._replay_known(baseline)
+        units, rows = self._plan()
+        self._run_units(units, started)
+        for unit in units:
+            rows += self._unit_rows(unit, known)
+        if ANSWERS in self._laws:
+            rows += self._answers_rows(units)
+        self._confirm([row for row in rows if row.status is Status.BROKEN])
+        order = list(LAWS)
+        rows.sort(key=lambda row: order.index(row.law))
+        return Result(
+            target={
+                "name": description["name"],
+                "version": description["version"],
+                "plugin": None,
+                "capabilities": description["capabilities"],
+            },
+            seed=options.seed,
+            depth=options.depth,
+            strict=options.strict,
+            baseline=baseline.name,
+            environment=description["environment"],
+            elapsed_seconds=time.monotonic() - started,
+            rows=rows,
+            notes=notes,
+        )
+
+    def judge(self, law: Law, trace: Trace) -> LawBroken | None:
+        """Run a trace in pristine processes and ask the law about it."""
+        try:
+            law.check(execute(trace, self._hosts, self._worker.timeout))
+        except LawBroken as broken:
+            return broken
+        return None
+
+    def not_applicable(self) -> list[Row]:
+        """Rows for what the selected laws cannot be run on."""
+        return self._plan()[1]
+
+    def _replay_known(self, baseline: Baseline) -> tuple[list[Known], list[str]]:
+        """The known deviations that still show, and a note for each that does not."""
+        known, notes = [], []
+        self._watcher.phase("replaying known deviations")
+        for entry in baseline.known:
+            law = LAWS.get(entry.law)
+            if law not in self._laws or law is None:
+                continue
+            if self.judge(law, entry.trace):
+                known.append(entry)
+            else:
+                notes.append(f"known deviation no longer shows: {entry.title}; remove it from {baseline.name}")
+        return known, notes
+
+    def _plan(self) -> tuple[list[Unit], list[Row]]:
+        """Units for what can be run, rows for what does not apply, in the order of the laws."""
+        rows: list[Row] = []
+        units: dict[tuple[str, str], Unit] = {}
+        for law in self._laws:
+            if law is ANSWERS:
+                continue
+            workload = WORKLOADS[law.workload]
+            lacking = [part for part in workload.parts if part not in self._description["parts"]]
+            if lacking:
+                rows.append(_row(law, "", Status.NOT_APPLICABLE, f"the target has no {', '.join(lacking)}"))
+                continue
+            for subject, reason in workload.subjects(self._description).items():
+                if reason is not None:
+                    rows.append(_row(law, subject, Status.NOT_APPLICABLE, reason))
+                else:
+                    unit = units.setdefault((workload.name, subject), Unit(workload, subject, []))
+                    unit.laws.append(law)
+        return list(units.values()), rows
+
+    def _run_units(self, units: list[Unit], started: float) -> None:
+        waiting = list(reversed(units))
+        running: list[Running] = []
+        budget = self._options.budget
+        self._watcher.phase("running laws")
+        while waiting or running:
+            if budget is not None and time.monotonic() - started > budget:
+                for cut in running:
+                    cut.cut()
+                for unit in waiting:
+                    unit.cut = True
+                return
+            while waiting and len(running) < self._options.jobs:
+                unit = waiting.pop()
+                self._watcher.unit_started(unit.name)
+                running.append(
+                    Running(
+                        unit,
+                        hosts=self._hosts,
+                        description=self._description,
+                        seed=self._options.seed,
+                        examples=DEPTHS[self._options.depth],
+                        timeout=self._worker.timeout,
+                    )
+                )
+            for one, examples in listen_all(running):
+                if examples is not None:
+                    self._watcher.unit_progress(one.unit.name, examples)
+                else:
+                    running.remove(one)
+                    self._watcher.unit_done(one.unit.name)
+
+    def _unit_rows(self, unit: Unit, known: list[Known]) -> list[Row]:
+        """Rows of the unit's laws: each way of breaking that is new, each that is known, else one row."""
+        rows = []
+        for law in unit.laws:
+            findings = unit.findings["laws"][law.id] if unit.findings else {"examples": 0, "broken": []}
+            expected = [entry for entry in known if (entry.law, entry.subject) == (law.id, unit.subject)]
+            found = [self._broken_row(law, unit.subject, broken) for broken in findings["broken"]]
+            own = _distinct(row for row in found if not any(entry.shows_in(row) for entry in expected))
+            if findings.get("unreduced") and own:
+                own[-1].message += f"; also breaks in: {', '.join(findings['unreduced'])}"
+            if not own and (reason := _why_incomplete(unit, findings["examples"])):
+                own = [_row(law, unit.subject, Status.INCOMPLETE, reason)]
+            own += [self._known_row(law, entry) for entry in expected]
+            for row in own or [_row(law, unit.subject, Status.HOLDS)]:
+                row.examples = findings["examples"]
+                row.steps = unit.findings["steps"] if unit.findings else 0
+                row.seconds = round(unit.seconds, 3)
+                rows.append(row)
+        return rows
+
+    def _known_row(self, law: Law, entry: Known) -> Row:
+        row = _row(law, entry.subject, Status.KNOWN, entry.reason)
+        row.facet = entry.facet
+        row.trace = self._document(law, entry.subject, entry.facet, entry.trace)
+        return row
+
+    def _broken_row(self, law: Law, subject: str, found: dict[str, str]) -> Row:
+        row = _row(law, subject, Status.BROKEN)
+        row.facet = found["facet"]
+        if "trace" not in found:
+            row.status = Status.UNCONFIRMED
+            row.message = found.get("unstable", "it broke once, and never again from the same seed")
+            return row
+        row.expected, row.observed = found["expected"], found["observed"]
+        row.message = f"expected {row.expected}; observed {row.observed}"
+        row.trace = self._document(law, subject, row.facet, found["trace"])
+        return row
+
+    def _document(self, law: Law, subject: str, facet: str, trace: Trace) -> Trace:
+        return {
+            "schema": "kvref.trace/1",
+            "law": law.id,
+            "subject": subject,
+            "facet": facet,
+            "target": {"name": self._description["name"], "version": self._description["version"]},
+            "runs": trace["runs"],
+        }
+
+    def _answers_rows(self, units: list[Unit]) -> list[Row]:
+        """One row that holds, or one for each distinct way in which the target died."""
+        deaths = [unit for unit in units if unit.death]
+        rows = _distinct(self._death_row(unit) for unit in deaths)
+        examples = sum(unit.findings["examples"] for unit in units if unit.findings)
+        if not rows:
+            cut = [unit for unit in units if unit.cut or unit.failure or not examples]
+            status = Status.INCOMPLETE if cut or not units else Status.HOLDS
+            rows = [_row(ANSWERS, "all operations", status, "not everything was run" if cut else "")]
+        for row in rows:
+            row.examples = examples
+            row.steps = sum(unit.findings["steps"] for unit in units if unit.findings)
+            row.seconds = round(sum(unit.seconds for unit in units), 3)
+        return rows
+
+    def _death_row(self, unit: Unit) -> Row:
+        """The unit's death, reduced when it comes again."""
+        row = _row(ANSWERS, "all operations", Status.INCOMPLETE)
+        row.message = f"{unit.name}: {unit.death}; it did not come again when the operations were replayed"
+        trace = unit.death_trace
+        if trace is None or self.judge(ANSWERS, trace) is None:
+            return row
+        self._watcher.phase(f"reducing what ended {unit.name}")
+        timeout = min(self._worker.timeout, REDUCING_TIMEOUT)
+
+        def dies(smaller: Trace) -> bool:
+            events = execute(smaller, self._hosts, timeout)
+            return any("died" in event["outcome"] for run in events for event in run)
+
+        trace = reduce_death(trace, dies)
+        broken = self.judge(ANSWERS, trace)
+        if broken is None:
+            return row
+        row.status = Status.BROKEN
+        row.expected, row.observed = broken.expected, broken.observed
+        row.message = f"{unit.name}: expected {broken.expected}; observed {broken.observed}"
+        row.trace = self._document(ANSWERS, row.subject, "", trace)
+        return row
+
+    def _confirm(self, rows: list[Row]) -> None:
+        """Run each broken row's program; what does not show it alone is not called broken."""
+        if rows:
+            self._watcher.phase(f"confirming {len(rows)} broken laws, each with a program of its own")
+        with ThreadPoolExecutor(self._options.jobs) as pool:
+            list(pool.map(self._confirm_one, rows))
+
+    def _confirm_one(self, row: Row) -> None:
+        if row.trace is None:
+            return
+        try:
+            row.program = self._program(row, row.trace)
+        except ProgramError as error:
+            row.status, row.message = Status.UNCONFIRMED, f"{row.message}; no program: {error}"
+            return
+        address = self._hosts[""]
+        path = Path(address).parent / f"{trace_digest(row.trace)}.py"
+        path.write_text(row.program, encoding="utf-8")
+        code, output = run_program(path, address, self._worker.timeout * LOAD_PATIENCE)
+        if code != 1:
+            row.status = Status.UNCONFIRMED
+            row.message += f"; its program ended with {code}, not 1: {output[-500:]}"
+
+    def _program(self, row: Row, trace: Trace) -> str:
+        target = self._worker.target
+
+        def source(operation: str) -> Source:
+            part, _, function = operation.partition(".")
+            module = operations_module(target, part)
+            if module is None:
+                raise LookupError(f"no native operation {operation!r}")
+            return Source(module, function)
+
+        return stand_alone_program(
+            title=row.title,
+            law=LAWS[row.law],
+            target_name=self._description["name"],
+            target_version=self._description["version"],
+            operations=target if ":" in target else source,
+            trace=trace,
+            isolated=row.law == ANSWERS.id,
+            timeout=self._worker.timeout,
+        )
+
+
+def _row(law: Law, subject: str, status: Status, message: str = "") -> Row:
+    return Row(law=law.id, level=law.level, subject=subject, status=status, message=message)
+
+
+def _distinct(rows: Iterable[Row]) -> list[Row]:
+    """Rows without those that repeat an earlier one's trace."""
+    seen: list[object] = []
+    kept = []
+    for row in rows:
+        key = row.trace["runs"] if row.trace else (row.facet, row.message)
+        if key not in seen:
+            seen.append(key)
+            kept.append(row)
+    return kept
+
+
+def _why_incomplete(unit: Unit, examples: int) -> str:
+    if unit.cut:
+        return "cut by the budget"
+    if unit.failure:
+        return f"the suite failed: {unit.failure}"
+    if unit.death:
+        return f"the target's process ended ({unit.death}); see {ANSWERS.id}"
+    return "" if examples else "no example gave this law anything to judge"

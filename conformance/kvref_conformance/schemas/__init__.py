@@ -1,0 +1,58 @@
+"""The documents kvref reads and writes, as JSON Schemas (Draft 2020-12)."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+from typing import Any, Literal
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+__all__ = ["BASELINE", "REPORT", "TRACE", "InvalidDocument", "schema", "validate"]
+
+Name = Literal["report", "trace", "baseline"]
+
+REPORT = "kvref.report/1"
+TRACE = "kvref.trace/1"
+BASELINE = "kvref.baseline/1"
+
+_LONGEST = 300
+
+
+class InvalidDocument(ValueError):
+    """A document does not follow its schema; `path` is where (JSONPath), `problem` is what is wrong."""
+
+    def __init__(self, name: str, path: str, problem: str) -> None:
+        super().__init__(f"invalid {name} at {path}: {problem}")
+        self.name = name
+        self.path = path
+        self.problem = problem
+
+
+@functools.cache
+def schema(name: Name) -> dict[str, Any]:
+    """The schema called `name`, as shipped."""
+    file = importlib.resources.files(__name__) / f"{name}.schema.json"
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return document
+
+
+def validate(document: Any, name: Name) -> None:
+    """Check a document.
+
+    Raises:
+        InvalidDocument: at the place that explains the refusal best.
+    """
+    error = best_match(Draft202012Validator(schema(name)).iter_errors(document))
+    if error is not None:
+        raise InvalidDocument(name, _short(error.json_path), _short(error.message))
+
+
+def _short(text: str) -> str:
+    """The message quotes the document, which can be long: keep both ends, where its point is."""
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} ... {text[-half:]}"

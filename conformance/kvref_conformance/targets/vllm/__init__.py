@@ -1,0 +1,1 @@
+"""vLLM, as installed in the worker's interpreter."""

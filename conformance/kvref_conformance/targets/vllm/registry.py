@@ -1,0 +1,65 @@
+"""Operations on vLLM's spec registry. Imports vLLM alone, and is copied into stand-alone programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import vllm.platforms
+from vllm.v1.core import single_type_kv_cache_manager
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry, register_kv_cache_spec
+
+from kvref.target import Registration, RegistryEntry, SpecDescriptor
+from kvref_conformance.targets.codec import subclasses
+from kvref_conformance.targets.vllm.specs import CLASSES, make
+
+MANAGERS = {cls.__name__: cls for cls in subclasses(single_type_kv_cache_manager.SingleTypeKVCacheManager)}
+
+
+def managers() -> list[str]:
+    return [name for name, cls in MANAGERS.items() if not name.startswith("_") and not cls.__abstractmethods__]
+
+
+def define_spec(name: str, bases: Sequence[str]) -> list[str]:
+    CLASSES[name] = type(name, tuple(CLASSES[base] for base in bases), {})
+    return [cls.__name__ for cls in CLASSES[name].__mro__]
+
+
+def define_manager(name: str, base: str) -> None:
+    MANAGERS[name] = type(name, (MANAGERS[base],), {})
+
+
+def initialise() -> None:
+    single_type_kv_cache_manager.register_all_kvcache_specs(None)
+
+
+def install_hook(registrations: Sequence[Registration]) -> None:
+    def register_custom_kv_cache_specs(cls: type, vllm_config: Any) -> None:
+        for registration in registrations:
+            register(**registration)
+
+    platform = type(vllm.platforms.current_platform)
+    hook = {"register_custom_kv_cache_specs": classmethod(register_custom_kv_cache_specs)}
+    vllm.platforms.current_platform = type("VendorPlatform", (platform,), hook)()
+
+
+def register(spec_class: str, manager: str, base: str | None) -> None:
+    KVCacheSpecRegistry.register(CLASSES[spec_class], MANAGERS[manager], CLASSES[base] if base else None)
+
+
+def decorate(spec_class: str, manager: str, base: str | None) -> None:
+    register_kv_cache_spec(MANAGERS[manager], CLASSES[base] if base else None)(CLASSES[spec_class])
+
+
+def lookup(spec: SpecDescriptor) -> RegistryEntry:
+    made = make(spec)
+    manager = KVCacheSpecRegistry.get_manager_class(made)
+    base = KVCacheSpecRegistry.get_uniform_type_base_spec(made)
+    return {
+        "manager": manager.__name__ if manager else None,
+        "base": base.__name__ if base else None,
+    }
+
+
+def check(layers: Mapping[str, SpecDescriptor]) -> None:
+    KVCacheSpecRegistry.check_kv_cache_spec_registry({name: make(spec) for name, spec in layers.items()})

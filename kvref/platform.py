@@ -1,0 +1,117 @@
+"""Platforms: how a plugin for some hardware brings its own KV-cache specs and managers.
+
+A plugin subclasses `Platform` and names the subclass in the entry-point group `kvref.platforms`:
+
+    [project.entry-points."kvref.platforms"]
+    acme = "acme_kvref.platform:AcmePlatform"
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from importlib.metadata import EntryPoint, entry_points
+
+from kvref.errors import PlatformError
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "ENVIRONMENT_VARIABLE",
+    "Platform",
+    "current_platform",
+    "set_current_platform",
+]
+
+ENTRY_POINT_GROUP = "kvref.platforms"
+ENVIRONMENT_VARIABLE = "KVREF_PLATFORM"
+"""Names the entry point to use; needed when several plugins are installed."""
+
+
+class Platform:
+    """A platform without specs of its own; plugins subclass it. Used as a class, never instantiated."""
+
+    @classmethod
+    def register_custom_kv_cache_specs(cls, vllm_config: object = None) -> None:
+        """Register, override or substitute specs in `kvref.registry` (vLLM PR 37505).
+
+        Runs once for each platform in a process, before anything asks for a spec's manager. All that it
+        registers is published together when it returns, or not at all when it raises. It must not wait for
+        another thread that looks something up.
+
+        Args:
+            vllm_config: what `register_all_kvcache_specs` was given; None when a look-up was first.
+        """
+
+
+_lock = threading.Lock()
+_current: type[Platform] | None = None
+
+
+def current_platform() -> type[Platform]:
+    """The platform in use: the one set, else the installed plugin's, else `Platform` itself.
+
+    Raises:
+        PlatformError: a plugin cannot be loaded, several are installed and none is chosen, or the chosen one
+            is not installed.
+    """
+    global _current
+    platform = _current
+    if platform is None:
+        # Plugins are loaded without the lock: importing one runs its code, which may come back here.
+        discovered = _discover()
+        with _lock:
+            if _current is None:
+                _current = discovered
+            platform = _current
+    return platform
+
+
+def set_current_platform(platform: type[Platform] | None) -> None:
+    """Use this platform from now on; None means to look for plugins again at the next need.
+
+    Raises:
+        PlatformError: not a subclass of `Platform`.
+    """
+    global _current
+    if platform is not None:
+        _check_platform(platform, "set_current_platform")
+    with _lock:
+        _current = platform
+
+
+def _discover() -> type[Platform]:
+    installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: (entry.name, entry.value))
+    chosen = os.environ.get(ENVIRONMENT_VARIABLE)
+    entries = [entry for entry in installed if entry.name == chosen] if chosen else installed
+    if chosen and not entries:
+        raise PlatformError(
+            f"{ENVIRONMENT_VARIABLE} is {chosen!r}, but no such plugin is installed; "
+            f"installed: {_names(installed) or 'none'}"
+        )
+    if len(entries) > 1:
+        raise PlatformError(
+            f"several platform plugins are installed: {_names(entries)}; "
+            f"choose one by its name in the environment variable {ENVIRONMENT_VARIABLE}"
+        )
+    return _load(entries[0]) if entries else Platform
+
+
+def _load(entry: EntryPoint) -> type[Platform]:
+    try:
+        platform: object = entry.load()
+    except Exception as error:
+        raise PlatformError(
+            f"platform plugin {entry.name!r} ({entry.value}) cannot be loaded: "
+            f"{type(error).__name__}: {error}; fix or uninstall it"
+        ) from error
+    return _check_platform(platform, f"platform plugin {entry.name!r} ({entry.value})")
+
+
+def _check_platform(platform: object, origin: str) -> type[Platform]:
+    if isinstance(platform, type) and issubclass(platform, Platform):
+        return platform
+    raise PlatformError(f"{origin} must give a subclass of kvref.platform.Platform, not {platform!r}")
+
+
+def _names(entries: list[EntryPoint]) -> str:
+    return ", ".join(f"{entry.name} ({entry.value})" for entry in entries)

@@ -1,0 +1,766 @@
+"""KV-cache specs: what one layer keeps for a block of tokens, and how many bytes that takes.
+
+Names and fields follow vLLM V1. Specs are immutable, checked at construction, picklable and, the composite
+included, hashable. Sizes are bytes of one block (a *page*) of one layer, lengths are tokens.
+
+A *state* is what the cache stores for `tokens_per_state` tokens: for ordinary attention the K and V of one
+token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from fractions import Fraction
+from math import prod
+from typing import Any, ClassVar, Self, cast
+
+import torch
+
+from kvref.errors import InvalidSpecError, SpecMergeError, UnregisteredSpecError
+
+__all__ = [
+    "AttentionSpec",
+    "ChunkedLocalAttentionSpec",
+    "CrossAttentionSpec",
+    "EncoderOnlyAttentionSpec",
+    "FullAttentionSpec",
+    "HiddenStateCacheSpec",
+    "KVCacheSpec",
+    "KVQuantMode",
+    "MLAAttentionSpec",
+    "MambaSpec",
+    "MemoryLimits",
+    "MergeRule",
+    "PaddedKVCacheSpec",
+    "SinkFullAttentionSpec",
+    "SlidingWindowMLASpec",
+    "SlidingWindowSpec",
+    "TQFullAttentionSpec",
+    "UniformTypeKVCacheSpecs",
+    "one_if_any",
+]
+
+MergeRule = Callable[[Sequence[Any]], Any]
+"""Makes one value of a field out of those of all specs to merge; raises ValueError to refuse."""
+
+_SCALE_BYTES = torch.float32.itemsize
+_MAMBA_CACHE_MODES = ("none", "all", "align")
+
+
+class KVQuantMode(IntEnum):
+    """The quantisation modes vLLM knows, by its names and numbers.
+
+    The set is open: a platform names a mode of its own with a string in `AttentionSpec.kv_quant_mode`.
+    """
+
+    NONE = 0
+    FP8_PER_TENSOR = 1
+    INT8_PER_TOKEN_HEAD = 2
+    FP8_PER_TOKEN_HEAD = 3
+    INT4_PER_TOKEN_HEAD = 4
+    NVFP4 = 5
+    TURBOQUANT_K8V4 = 6
+    TURBOQUANT_4BIT_NC = 7
+    TURBOQUANT_K3V4_NC = 8
+    TURBOQUANT_3BIT_NC = 9
+    NVFP4_DS_MLA = 10
+    ULTRAQUANT_4BIT = 11
+
+    @property
+    def is_per_token_head(self) -> bool:
+        """Whether each token's K and V of each head carry a float32 scale in the page."""
+        return self.name.endswith("_PER_TOKEN_HEAD")
+
+
+@dataclass(frozen=True)
+class MemoryLimits:
+    """What the engine is configured to: the numbers that bound how much a request can hold.
+
+    Raises:
+        InvalidSpecError: at construction, for a field that is not an int or out of range.
+    """
+
+    max_model_len: int
+    """Tokens of the longest request, prompt and output together."""
+    max_in_flight_tokens: int
+    """Tokens that may be scheduled and not yet confirmed computed, over all steps in flight."""
+    max_encoder_tokens: int = 0
+    """Encoder tokens of one request that cross attention may attend to."""
+
+    def __post_init__(self) -> None:
+        _require_int(self, "max_model_len", 1)
+        _require_int(self, "max_in_flight_tokens", 0)
+        _require_int(self, "max_encoder_tokens", 0)
+
+
+def one_if_any(values: Sequence[Any]) -> Any:
+    """Merge rule: the one value that is not None, or None when all are.
+
+    Raises:
+        ValueError: there are several.
+    """
+    given = list(dict.fromkeys(value for value in values if value is not None))
+    if len(given) > 1:
+        raise ValueError(f"{', '.join(map(str, given))} cannot be served by one cache")
+    return given[0] if given else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCacheSpec:
+    """The format of one layer's KV cache; the root of the family.
+
+    A subclass says what a page takes (`unpadded_page_size_bytes`, `page_size_bytes`) and what one request
+    may hold (`max_memory_usage_bytes`), and checks its own fields in `check_fields`. Copying, merging and
+    equality come with the dataclass fields, those that a vendor adds included.
+
+    Raises:
+        InvalidSpecError: at construction, for an impossible field. Names class, field and value.
+    """
+
+    block_size: int
+    """Tokens in a block."""
+
+    merge_rules: ClassVar[Mapping[str, MergeRule]] = {}
+    """Fields that may differ among merged specs, and how they are reconciled. All others must be equal."""
+
+    def __post_init__(self) -> None:
+        self.check_fields()
+
+    def check_fields(self) -> None:
+        """Check each field for itself; a subclass calls `super().check_fields()` first.
+
+        Raises:
+            InvalidSpecError: a field is of the wrong type or out of range.
+        """
+        _require_int(self, "block_size", 1)
+
+    @property
+    def unpadded_page_size_bytes(self) -> int:
+        """Bytes of a page that carry content."""
+        raise NotImplementedError(f"{type(self).__name__} must define unpadded_page_size_bytes")
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of a page, padding included."""
+        raise NotImplementedError(f"{type(self).__name__} must define page_size_bytes")
+
+    @property
+    def uniform_key(self) -> Hashable:
+        """What two specs with one registered uniform base must agree on to be uniform, block size aside."""
+        return ()
+
+    def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
+        """The most bytes of this layer's cache that serving one request can take, in whole pages."""
+        raise NotImplementedError(f"{type(self).__name__} must define max_memory_usage_bytes")
+
+    def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
+        """The most blocks a request of any length needs to be admitted; None when there is no such cap."""
+        return None
+
+    def copy_with_new_block_size(self, block_size: int) -> Self:
+        """The same spec with another block size, as if built with it: what is derived is derived anew.
+
+        vLLM stores derived padding in the spec, so that its copies carry the old size's (PR 31635).
+
+        Raises:
+            InvalidSpecError: the spec is impossible at that size, explicit padding too small for instance.
+        """
+        return dataclasses.replace(self, block_size=block_size)
+
+    @classmethod
+    def merge(cls, specs: Sequence[Self]) -> Self:
+        """One spec for layers that share a group. All fields are kept, and the order does not matter.
+
+        All specs must be of one class, so that a subclass is never absorbed into its parent, and equal in
+        every field that has no rule in `merge_rules`.
+
+        Raises:
+            SpecMergeError: nothing to merge, mixed classes, or a field that differs.
+        """
+        specs = list(specs)
+        if not specs:
+            raise SpecMergeError(f"{cls.__name__}.merge needs at least one spec")
+        first = specs[0]
+        classes = {type(spec) for spec in specs}
+        if len(classes) > 1 or not isinstance(first, cls):
+            names = ", ".join(sorted(spec_class.__name__ for spec_class in classes))
+            raise SpecMergeError(
+                f"{cls.__name__}.merge cannot merge {names}: a group has specs of one class, "
+                f"{cls.__name__} or a subclass; put others in a group of their own"
+            )
+        changes: dict[str, Any] = {}
+        for field in dataclasses.fields(first):
+            if not (field.init and field.compare):
+                continue
+            values = [getattr(spec, field.name) for spec in specs]
+            try:
+                merged = cls._merged_value(values, first.merge_rules.get(field.name))
+            except ValueError as error:
+                raise SpecMergeError(
+                    f"{type(first).__name__}.{field.name} differs among the specs to merge: {error}; "
+                    "put them in different groups"
+                ) from error
+            if merged != values[0]:
+                changes[field.name] = merged
+        if not changes:
+            return first
+        try:
+            return dataclasses.replace(first, **changes)
+        except InvalidSpecError as error:
+            raise SpecMergeError(f"the merged spec would be impossible: {error}") from error
+
+    @staticmethod
+    def _merged_value(values: Sequence[Any], rule: MergeRule | None) -> Any:
+        if rule is not None:
+            return rule(values)
+        if any(value != values[0] for value in values):
+            raise ValueError(" and ".join(dict.fromkeys(map(repr, values))))
+        return values[0]
+
+    def is_uniform_with_collection(self, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
+        """Whether this spec and those of all the layers always need the same number of token slots.
+
+        They do when they have one registered uniform base and equal `uniform_key`s. So the answer is
+        symmetric and does not depend on order (vLLM asks only the first spec, which may know less than the
+        others).
+
+        Raises:
+            UnregisteredSpecError: one of them is not registered.
+        """
+        from kvref.registry import KVCacheSpecRegistry
+
+        KVCacheSpecRegistry.check_kv_cache_spec_registry(kv_cache_specs)
+        own_base = KVCacheSpecRegistry.get_uniform_type_base_spec(self)
+        if own_base is None:
+            raise UnregisteredSpecError(
+                f"{type(self).__name__} is not registered: use @register_kv_cache_spec"
+            )
+        return all(
+            KVCacheSpecRegistry.get_uniform_type_base_spec(spec) is own_base
+            and spec.uniform_key == self.uniform_key
+            for spec in kv_cache_specs.values()
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedKVCacheSpec(KVCacheSpec):
+    """A spec of a single layer, whose page a platform may pad (vLLM PR 31635).
+
+    Raises:
+        InvalidSpecError: at construction, when explicit padding does not hold the content, or is no multiple
+            of the alignment that is also given.
+    """
+
+    page_size_padded: int | None = None
+    """Bytes of a page as a platform wants it; None derives them."""
+    alignment: int | None = None
+    """The page is a multiple of this many bytes; None means no such wish."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        content = self.unpadded_page_size_bytes
+        padded = self.page_size_padded
+        if padded is None:
+            return
+        if padded < content:
+            raise InvalidSpecError(
+                f"{type(self).__name__}.page_size_padded is {padded} bytes, but a page of "
+                f"block_size {self.block_size} holds {content}: give at least that, or leave it out"
+            )
+        if self.alignment is not None and padded % self.alignment:
+            raise InvalidSpecError(
+                f"{type(self).__name__}.page_size_padded is {padded} bytes, which is no multiple of "
+                f"alignment {self.alignment}: make it one, or leave one of them out"
+            )
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_int(self, "page_size_padded", 1, optional=True)
+        _require_int(self, "alignment", 1, optional=True)
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of a page: `page_size_padded` if given, else the content rounded up to `alignment`.
+
+        Derived at each call and never stored, so that no copy carries another block size's padding.
+        """
+        if self.page_size_padded is not None:
+            return self.page_size_padded
+        alignment = self.alignment or 1
+        return _cdiv(self.unpadded_page_size_bytes, alignment) * alignment
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec(PaddedKVCacheSpec):
+    """What all attention kinds share: K and V per token and head.
+
+    Raises:
+        InvalidSpecError: at construction, also for a block that is no whole number of states.
+    """
+
+    num_kv_heads: int
+    head_size: int
+    """Values in a K vector."""
+    dtype: torch.dtype
+    """Storage dtype of the cache tensor."""
+    head_size_v: int = cast(int, None)
+    """Values in a V vector; None means `head_size`, 0 that there is no V."""
+    kv_quant_mode: KVQuantMode | str = KVQuantMode.NONE
+    """How values are quantised. The name of a platform's own mode needs `state_content_bytes`."""
+    state_content_bytes: int | None = None
+    """Bytes of one state of one head, all included, where K and V are packed; None means dense K and V.
+
+    `kvref.dtypes` computes it for a named layout.
+    """
+    tokens_per_state: int | Fraction = 1
+    """Tokens per stored state: above 1 where tokens are compressed, below 1 for several states a token."""
+
+    def __post_init__(self) -> None:
+        # Two ways to write one value must give equal specs.
+        if self.head_size_v is None:
+            object.__setattr__(self, "head_size_v", self.head_size)
+        if isinstance(self.tokens_per_state, Fraction) and self.tokens_per_state.denominator == 1:
+            object.__setattr__(self, "tokens_per_state", self.tokens_per_state.numerator)
+        super().__post_init__()
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_int(self, "num_kv_heads", 1)
+        _require_int(self, "head_size", 1)
+        _require_int(self, "head_size_v", 0)
+        _require_int(self, "state_content_bytes", 1, optional=True)
+        _require_type(self, "dtype", torch.dtype)
+        _require_type(self, "kv_quant_mode", KVQuantMode | str)
+        if not isinstance(self.kv_quant_mode, KVQuantMode) and self.packed_state_bytes is None:
+            raise InvalidSpecError(
+                f"{type(self).__name__}.kv_quant_mode {self.kv_quant_mode!r} is none of KVQuantMode, so that "
+                "the size of a state is unknown: give state_content_bytes"
+            )
+        tokens = self.tokens_per_state
+        if not isinstance(tokens, Fraction):
+            _require_int(self, "tokens_per_state", 1)
+        if tokens <= 0 or Fraction(self.block_size) % tokens:
+            raise InvalidSpecError(
+                f"{type(self).__name__}: block_size {self.block_size} is no whole number of states of "
+                f"tokens_per_state {tokens}: choose a block size that is a multiple of it"
+            )
+
+    @property
+    def num_states(self) -> int:
+        """States in a block."""
+        return int(self.block_size // self.tokens_per_state)
+
+    @property
+    def packed_state_bytes(self) -> int | None:
+        """Bytes of one state of one head where it is packed, else None."""
+        return self.state_content_bytes
+
+    @property
+    def state_content_size_bytes(self) -> int:
+        """Bytes of one state of one head: K, V, and the scales of per-token-head quantisation.
+
+        vLLM left the scales out in 0.32, so that its pages are too small unless a backend says otherwise.
+        """
+        if self.packed_state_bytes is not None:
+            return self.packed_state_bytes
+        values = (self.head_size + self.head_size_v) * self.dtype.itemsize
+        if not (isinstance(self.kv_quant_mode, KVQuantMode) and self.kv_quant_mode.is_per_token_head):
+            return values
+        vectors = 2 if self.head_size_v else 1
+        return values + vectors * _SCALE_BYTES
+
+    @property
+    def unpadded_page_size_bytes(self) -> int:
+        """Bytes of a page that carry content: heads x states x bytes of a state."""
+        return self.num_kv_heads * self.num_states * self.state_content_size_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullAttentionSpec(AttentionSpec):
+    """Attention over all earlier tokens: every block is kept until the request ends.
+
+    A layer whose kernel attends to a window or chunk, while the cache is managed as full attention, records
+    that in `sliding_window` or `attention_chunk_size`; it merges with layers that have neither.
+    """
+
+    sliding_window: int | None = None
+    attention_chunk_size: int | None = None
+
+    merge_rules: ClassVar[Mapping[str, MergeRule]] = {
+        "sliding_window": one_if_any,
+        "attention_chunk_size": one_if_any,
+    }
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_int(self, "sliding_window", 1, optional=True)
+        _require_int(self, "attention_chunk_size", 1, optional=True)
+        if self.sliding_window is not None and self.attention_chunk_size is not None:
+            raise InvalidSpecError(
+                f"{type(self).__name__} has both sliding_window {self.sliding_window} and "
+                f"attention_chunk_size {self.attention_chunk_size}: a layer attends to one or the other"
+            )
+
+    def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
+        return _cdiv(limits.max_model_len, self.block_size) * self.page_size_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLAAttentionSpec(FullAttentionSpec):
+    """Multi-head latent attention: one latent vector per token and no V."""
+
+    head_size_v: int = 0
+    cache_dtype_str: str | None = None
+    """Name of the cache dtype, for the backend. A packed one's size is told by `state_content_bytes`."""
+    model_version: str | None = None
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_type(self, "cache_dtype_str", str | None)
+        _require_type(self, "model_version", str | None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenStateCacheSpec(MLAAttentionSpec):
+    """Hidden states kept in pages like MLA's, so that they can be extracted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TQFullAttentionSpec(FullAttentionSpec):
+    """Full attention with K and V of one token and head packed into a slot (vLLM up to 0.27)."""
+
+    tq_slot_size: int = 0
+    """Bytes of a slot; 0 means dense K and V."""
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_int(self, "tq_slot_size", 0)
+        if self.tq_slot_size and self.state_content_bytes not in (None, self.tq_slot_size):
+            raise InvalidSpecError(
+                f"{type(self).__name__} has both tq_slot_size {self.tq_slot_size} and state_content_bytes "
+                f"{self.state_content_bytes}, which say the same thing: leave one out"
+            )
+
+    @property
+    def packed_state_bytes(self) -> int | None:
+        return self.tq_slot_size or self.state_content_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkFullAttentionSpec(FullAttentionSpec):
+    """Full attention that also sees the first `sink_len` positions, set aside once and for all requests."""
+
+    sink_len: int | None = None
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_int(self, "sink_len", 0, optional=True)
+
+    def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
+        """As full attention, and the blocks of the sinks, without which no request can be served."""
+        sinks = _cdiv(self.sink_len or 0, self.block_size) * self.page_size_bytes
+        return super().max_memory_usage_bytes(limits) + sinks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindowSpec(AttentionSpec):
+    """Attention over the last `sliding_window` tokens, the token itself included."""
+
+    sliding_window: int
+    extra_retained_tokens: int = 0
+    """Tokens before the window that are kept, for drafters that compute the last tokens again."""
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_int(self, "sliding_window", 1)
+        _require_int(self, "extra_retained_tokens", 0)
+
+    @property
+    def uniform_key(self) -> Hashable:
+        return "sliding_window", self.sliding_window, self.extra_retained_tokens
+
+    def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
+        """Blocks of the window behind the next token and of what is in flight.
+
+        One more than these tokens fill, since the window need not start at the edge of a block.
+        """
+        window = self.sliding_window - 1 + self.extra_retained_tokens
+        return _cdiv(min(window + max_in_flight_tokens, max_model_len), self.block_size) + 1
+
+    def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
+        return self.page_size_bytes * self.max_admission_blocks_per_request(
+            limits.max_in_flight_tokens, limits.max_model_len
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindowMLASpec(SlidingWindowSpec):
+    """Sliding-window attention over MLA's latent vectors."""
+
+    head_size_v: int = 0
+    cache_dtype_str: str | None = None
+    """As in `MLAAttentionSpec`."""
+    model_version: str | None = None
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_type(self, "cache_dtype_str", str | None)
+        _require_type(self, "model_version", str | None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedLocalAttentionSpec(AttentionSpec):
+    """Attention within chunks: a token sees the earlier ones of its own chunk."""
+
+    attention_chunk_size: int
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_int(self, "attention_chunk_size", 1)
+
+    @property
+    def uniform_key(self) -> Hashable:
+        return "attention_chunk_size", self.attention_chunk_size
+
+    def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
+        """Blocks of one chunk and of what is in flight, at most those of the longest request.
+
+        One more when chunks do not start at the edge of a block (vLLM does not count that one).
+        """
+        tokens = self.attention_chunk_size + max_in_flight_tokens
+        unaligned = self.attention_chunk_size % self.block_size != 0
+        return min(_cdiv(tokens, self.block_size) + unaligned, _cdiv(max_model_len, self.block_size))
+
+    def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
+        return self.page_size_bytes * self.max_admission_blocks_per_request(
+            limits.max_in_flight_tokens, limits.max_model_len
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossAttentionSpec(AttentionSpec):
+    """Attention of a decoder to its encoder's output, all of which is kept."""
+
+    def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
+        return _cdiv(limits.max_encoder_tokens, self.block_size) * self.page_size_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOnlyAttentionSpec(AttentionSpec):
+    """Attention within one forward pass of an encoder: nothing is kept, nothing is managed."""
+
+    def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaSpec(PaddedKVCacheSpec):
+    """Recurrent layers: a block is one snapshot of the states, whatever its number of tokens.
+
+    `block_size` is the distance in tokens between snapshots.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Shape of each state tensor of the layer."""
+    dtypes: tuple[torch.dtype, ...]
+    """Dtype of each state tensor."""
+    mamba_type: str = "mamba2"
+    """Name of the kind of layer, for the backend."""
+    mamba_cache_mode: str = "none"
+    """Which snapshots are kept for prefix caching: "none", "all" (at each block's end), or "align" (few)."""
+    num_speculative_blocks: int = 0
+    """Blocks that a request holds besides, for the states of draft tokens."""
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        name = type(self).__name__
+        if not _is_tuple_of(self.shapes, tuple) or not self.shapes:
+            raise InvalidSpecError(f"{name}.shapes must be a tuple of shapes, not {self.shapes!r}")
+        if any(type(size) is not int or size < 1 for shape in self.shapes for size in shape):
+            raise InvalidSpecError(f"{name}.shapes must have sizes of at least 1, not {self.shapes!r}")
+        if not _is_tuple_of(self.dtypes, torch.dtype):
+            raise InvalidSpecError(f"{name}.dtypes must be a tuple of torch.dtype, not {self.dtypes!r}")
+        if len(self.shapes) != len(self.dtypes):
+            raise InvalidSpecError(
+                f"{name} has {len(self.shapes)} shapes and {len(self.dtypes)} dtypes: give one dtype a shape"
+            )
+        _require_type(self, "mamba_type", str)
+        if self.mamba_cache_mode not in _MAMBA_CACHE_MODES:
+            raise InvalidSpecError(
+                f"{name}.mamba_cache_mode must be one of {', '.join(_MAMBA_CACHE_MODES)}, "
+                f"not {self.mamba_cache_mode!r}"
+            )
+        _require_int(self, "num_speculative_blocks", 0)
+
+    @property
+    def unpadded_page_size_bytes(self) -> int:
+        """Bytes of all states."""
+        states = zip(self.shapes, self.dtypes, strict=True)
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in states)
+
+    @property
+    def uniform_key(self) -> Hashable:
+        return "mamba", self.page_size_bytes, self.num_speculative_blocks, self.mamba_cache_mode
+
+    def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
+        """The running state, those being written, and the speculative blocks.
+
+        "align" writes one new state a step. The other modes take a block for each position, so that, next to
+        the block of the last computed token, those of the tokens in flight are held.
+        """
+        if self.mamba_cache_mode == "align":
+            states = 2
+        else:
+            states = min(
+                _cdiv(limits.max_model_len, self.block_size),
+                _cdiv(limits.max_in_flight_tokens, self.block_size) + 1,
+            )
+        return (states + self.num_speculative_blocks) * self.page_size_bytes
+
+
+class _LayerSpecs(Mapping[str, KVCacheSpec]):
+    """A mapping that cannot be changed; unlike `MappingProxyType` it can be pickled, copied and hashed."""
+
+    __slots__ = ("_specs",)
+
+    def __init__(self, specs: Mapping[str, KVCacheSpec]) -> None:
+        self._specs = dict(specs)
+
+    def __getitem__(self, layer_name: str) -> KVCacheSpec:
+        return self._specs[layer_name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._specs.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._specs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformTypeKVCacheSpecs(KVCacheSpec):
+    """Layers of one kind that always need the same number of token slots, with pages of their own sizes.
+
+    Raises:
+        InvalidSpecError: at construction, without layers, with a composite inside, or with several block
+            sizes.
+    """
+
+    kv_cache_specs: Mapping[str, KVCacheSpec]
+    """Spec of each layer by its name; copied, and immutable from then on."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kv_cache_specs, Mapping) and not isinstance(self.kv_cache_specs, _LayerSpecs):
+            object.__setattr__(self, "kv_cache_specs", _LayerSpecs(self.kv_cache_specs))
+        super().__post_init__()
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        _require_type(self, "kv_cache_specs", Mapping)
+        if not self.kv_cache_specs:
+            raise InvalidSpecError(f"{type(self).__name__}.kv_cache_specs is empty: give at least one layer")
+        for layer_name, spec in self.kv_cache_specs.items():
+            if not isinstance(spec, KVCacheSpec) or isinstance(spec, UniformTypeKVCacheSpecs):
+                raise InvalidSpecError(
+                    f"{type(self).__name__}: layer {layer_name!r} must have a spec of a single layer, "
+                    f"not {spec!r}"
+                )
+            if spec.block_size != self.block_size:
+                raise InvalidSpecError(
+                    f"{type(self).__name__} of block_size {self.block_size}: layer {layer_name!r} has "
+                    f"block_size {spec.block_size}; all must have the same"
+                )
+
+    @classmethod
+    def is_uniform_type(cls, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
+        """Whether the layers have one block size and are uniform. No layers are of no type: False.
+
+        Raises:
+            UnregisteredSpecError: a layer's spec is not registered.
+        """
+        if not kv_cache_specs:
+            return False
+        first = next(iter(kv_cache_specs.values()))
+        # Ask before comparing block sizes, so that an unregistered spec is refused in any case.
+        uniform = first.is_uniform_with_collection(kv_cache_specs)
+        return uniform and len({spec.block_size for spec in kv_cache_specs.values()}) == 1
+
+    @classmethod
+    def from_specs(cls, kv_cache_specs: Mapping[str, KVCacheSpec]) -> Self | None:
+        """The composite of these layers, or None when they are not of one type.
+
+        Raises:
+            UnregisteredSpecError: a layer's spec is not registered.
+        """
+        if not cls.is_uniform_type(kv_cache_specs):
+            return None
+        first = next(iter(kv_cache_specs.values()))
+        return cls(block_size=first.block_size, kv_cache_specs=kv_cache_specs)
+
+    @property
+    def unpadded_page_size_bytes(self) -> int:
+        """Bytes of all layers' pages that carry content."""
+        return sum(spec.unpadded_page_size_bytes for spec in self.kv_cache_specs.values())
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of a block in all layers."""
+        return sum(spec.page_size_bytes for spec in self.kv_cache_specs.values())
+
+    def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
+        """Bytes of as many blocks as the most demanding layer takes, in all layers."""
+        specs = self.kv_cache_specs.values()
+        blocks = max(_cdiv(spec.max_memory_usage_bytes(limits), spec.page_size_bytes) for spec in specs)
+        return blocks * self.page_size_bytes
+
+    def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
+        """The cap of the most demanding layer; None when a layer has none."""
+        caps = [
+            spec.max_admission_blocks_per_request(max_in_flight_tokens, max_model_len)
+            for spec in self.kv_cache_specs.values()
+        ]
+        known = [cap for cap in caps if cap is not None]
+        return max(known) if len(known) == len(caps) else None
+
+    def copy_with_new_block_size(self, block_size: int) -> Self:
+        """The same layers, each copied with the new block size."""
+        specs = {
+            layer_name: spec.copy_with_new_block_size(block_size)
+            for layer_name, spec in self.kv_cache_specs.items()
+        }
+        return dataclasses.replace(self, block_size=block_size, kv_cache_specs=specs)
+
+
+def _cdiv(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
+
+
+def _require_int(owner: object, field: str, minimum: int, *, optional: bool = False) -> None:
+    value = getattr(owner, field)
+    if optional and value is None:
+        return
+    # By exact type: bool and enum members are ints too, and never meant as numbers.
+    if type(value) is not int or value < minimum:
+        wish = f"an int of at least {minimum}" + (" or None" if optional else "")
+        raise InvalidSpecError(f"{type(owner).__name__}.{field} must be {wish}, not {value!r}")
+
+
+def _require_type(owner: object, field: str, wanted: Any) -> None:
+    value = getattr(owner, field)
+    if not isinstance(value, wanted):
+        name = wanted.__name__ if isinstance(wanted, type) else str(wanted)
+        raise InvalidSpecError(f"{type(owner).__name__}.{field} must be of type {name}, not {value!r}")
+
+
+def _is_tuple_of(value: object, wanted: type) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(item, wanted) for item in cast(Iterable[object], value)
+    )

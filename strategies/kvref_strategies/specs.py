@@ -1,0 +1,201 @@
+"""Spec descriptors: legal fields by name, whatever class of whatever version carries them.
+
+A class gets the fields it declares, each from the values an engine would give it. The first value of a
+menu is the simplest; a field left at its default is left out of the descriptor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from kvref.target import FieldInfo, SpecClassInfo, SpecDescriptor
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+
+_DTYPES = ["torch.float16", "torch.float32", "torch.bfloat16", "torch.uint8", "torch.float8_e4m3fn"]
+
+MENUS: dict[str, list[Any]] = {
+    "block_size": [16, 32, 64, 128, 48, 8, 4, 2, 1],
+    "num_kv_heads": [1, 2, 4, 8],
+    "head_size": [8, 16, 64, 128],
+    "head_size_v": [4, 16, 64],
+    "dtype": _DTYPES,
+    "sliding_window": [16, 64, 100, 1],
+    "attention_chunk_size": [64, 128],
+    "sink_len": [16, 32],
+    "cache_dtype_str": ["fp8", "auto"],
+    "alignment": [576, 1024],
+    "extra_retained_tokens": [1, 2],
+    "shapes": [[[4, 8]], [[4, 8], [2, 3, 4]], [[16, 16], [32]]],
+    "dtypes": [["torch.float16"], ["torch.float32"]],
+    "mamba_cache_mode": ["align", "all"],
+    "num_speculative_blocks": [1, 2],
+    "tokens_per_state": [4],
+    "compress_ratio": [4],
+}
+"""Values beside the default, by field name, in tokens, heads, elements or bytes as the field counts."""
+
+KINDS: dict[str, dict[str, list[Any]]] = {
+    # One latent vector a token stands for all heads, and there is no separate V.
+    "MLAAttentionSpec": {"num_kv_heads": [1], "head_size_v": [], "head_size": [576, 512, 64]},
+    "SlidingWindowMLASpec": {"num_kv_heads": [1], "head_size_v": [], "head_size": [576, 512, 64]},
+    # Only latent caches store several tokens in one state.
+    "AttentionSpec": {"tokens_per_state": [], "compress_ratio": []},
+    # A state does not grow with tokens.
+    "MambaSpec": {"tokens_per_state": []},
+}
+"""Menus that differ for a kind and what derives from it; an empty one leaves the field alone."""
+
+_OPTIONAL_WINDOWS = ("sliding_window", "attention_chunk_size")
+"""Left out, these mean "no limit", which a group may reconcile with a limit (full attention does)."""
+
+PADDINGS = [256, 512, 4096]
+"""Bytes added to a page by explicit padding: keeps every element type aligned."""
+
+
+def class_info(description: Description, name: str) -> SpecClassInfo:
+    return next(info for info in description["classes"] if info["name"] == name)
+
+
+def menu(info: SpecClassInfo, field: str) -> list[Any]:
+    """Values that an engine may give `field` of this class; empty when it is to be left alone."""
+    for ancestor in info["mro"]:
+        if field in KINDS.get(ancestor, {}):
+            return KINDS[ancestor][field]
+    return MENUS.get(field, [])
+
+
+def missing_menu(info: SpecClassInfo) -> str | None:
+    """Why no spec of this class can be drawn, or None when one can."""
+    unknown = [f["name"] for f in info["fields"] if "default" not in f and not menu(info, f["name"])]
+    return f"no strategy for required field {', '.join(unknown)}" if unknown else None
+
+
+def spec_subjects(description: Description) -> dict[str, str | None]:
+    """Every class that describes one layer, with the reason where none of its specs can be drawn."""
+    return {info["name"]: missing_menu(info) for info in description["classes"] if info["role"] == "layer"}
+
+
+def minimal(info: SpecClassInfo) -> SpecDescriptor:
+    """The simplest legal spec of the class."""
+    required = [f["name"] for f in info["fields"] if "default" not in f]
+    return _legal({"class": info["name"], "fields": {name: menu(info, name)[0] for name in required}})
+
+
+@st.composite
+def descriptors(draw: Draw, info: SpecClassInfo) -> SpecDescriptor:
+    """A legal spec of the class, most fields at their defaults."""
+    spec = minimal(info)
+    for field in info["fields"]:
+        values = menu(info, field["name"])
+        if not values:
+            continue
+        if "default" not in field:
+            spec["fields"][field["name"]] = draw(st.sampled_from(values))
+        elif draw(_rarely):
+            spec["fields"][field["name"]] = draw(st.sampled_from(values))
+    return _legal(spec)
+
+
+_rarely: SearchStrategy[bool] = st.sampled_from([False, False, False, True])
+
+
+def _legal(spec: SpecDescriptor) -> SpecDescriptor:
+    """Resolve combinations no engine makes."""
+    fields = spec["fields"]
+    if "sliding_window" in fields and "attention_chunk_size" in fields:
+        del fields["attention_chunk_size"]
+    for states in ("tokens_per_state", "compress_ratio"):
+        if states in fields and fields["block_size"] % fields[states]:
+            del fields[states]
+    if "dtypes" in fields:
+        fields["dtypes"] = [fields["dtypes"][0]] * len(fields["shapes"])
+    return spec
+
+
+def legal_block_sizes(info: SpecClassInfo, spec: SpecDescriptor) -> list[int]:
+    """Block sizes that hold a whole number of the spec's stored states."""
+    tokens = spec["fields"].get("tokens_per_state", spec["fields"].get("compress_ratio", 1))
+    return [size for size in menu(info, "block_size") if size % tokens == 0]
+
+
+def with_field(spec: SpecDescriptor, field: str, value: Any) -> SpecDescriptor:
+    return _legal({"class": spec["class"], "fields": {**spec["fields"], field: value}})
+
+
+def declares(info: SpecClassInfo, field: str) -> bool:
+    return any(f["name"] == field for f in info["fields"])
+
+
+def _padding_subjects(description: Description) -> Subjects:
+    return {
+        name: reason or (None if declares(class_info(description, name), "page_size_padded") else "no padding")
+        for name, reason in spec_subjects(description).items()
+    }
+
+
+def padding(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Build a spec, then the same one with a larger page asked for."""
+    spec = draw(descriptors(class_info(description, subject)))
+    built = stage.perform("specs.build", spec=spec)
+    if "value" in built:
+        page = built["value"]["page_size_bytes"] + draw(st.sampled_from(PADDINGS))
+        stage.perform("specs.build", spec=with_field(spec, "page_size_padded", page))
+
+
+def merge_equal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Build a spec, then merge it with itself."""
+    spec = draw(descriptors(class_info(description, subject)))
+    stage.perform("specs.build", spec=spec)
+    stage.perform("specs.merge", specs=[spec] * draw(st.integers(1, 3)))
+
+
+@st.composite
+def perturbations(draw: Draw, info: SpecClassInfo) -> tuple[SpecDescriptor, SpecDescriptor]:
+    """Two legal specs of the class that differ in one field."""
+    spec = draw(descriptors(info))
+    choices = {f["name"]: _distinct_values(info, f) for f in info["fields"]}
+    field = draw(st.sampled_from([name for name, values in choices.items() if len(values) > 1]))
+    places = st.integers(0, len(choices[field]) - 1)
+    first, second = draw(st.lists(places, min_size=2, max_size=2, unique=True))
+    return with_field(spec, field, choices[field][first]), with_field(spec, field, choices[field][second])
+
+
+def _distinct_values(info: SpecClassInfo, field: FieldInfo) -> list[Any]:
+    """Values of a field that no engine treats as compatible with one another."""
+    values = menu(info, field["name"])
+    if not values or "default" not in field or field["name"] in _OPTIONAL_WINDOWS:
+        return values
+    return [field["default"], *(value for value in values if value != field["default"])]
+
+
+def merge_unequal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Build two specs that differ in one field or in padding, then merge them."""
+    info = class_info(description, subject)
+    first, second = draw(perturbations(info))
+    built = stage.perform("specs.build", spec=first)
+    if "value" in built and declares(info, "page_size_padded") and draw(_rarely):
+        page = built["value"]["page_size_bytes"] + draw(st.sampled_from(PADDINGS))
+        second = with_field(first, "page_size_padded", page)
+    stage.perform("specs.build", spec=second)
+    stage.perform("specs.merge", specs=[first, second])
+
+
+def copy(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Copy a spec to another block size, and build a fresh one of that size."""
+    info = class_info(description, subject)
+    spec = draw(descriptors(info))
+    block_size = draw(st.sampled_from(legal_block_sizes(info, spec)))
+    stage.perform("specs.build", spec=spec)
+    stage.perform("specs.copy", spec=spec, block_size=block_size)
+    stage.perform("specs.build", spec=with_field(spec, "block_size", block_size))
+
+
+WORKLOADS = [
+    Workload("specs.padding", ("specs",), _padding_subjects, padding),
+    Workload("specs.merge-equal", ("specs",), spec_subjects, merge_equal),
+    Workload("specs.merge-unequal", ("specs",), spec_subjects, merge_unequal),
+    Workload("specs.copy", ("specs",), spec_subjects, copy),
+]

@@ -1,0 +1,84 @@
+"""What a workload is: a way of making examples, for each subject it applies to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict, TypeVar
+
+from hypothesis.stateful import RuleBasedStateMachine
+from hypothesis.strategies import SearchStrategy
+
+from kvref.target import Outcome, SpecClassInfo
+
+
+class Description(TypedDict):
+    """What a target says of itself before any work starts."""
+
+    name: str
+    version: str
+    capabilities: dict[str, Any]
+    parts: list[str]
+    classes: list[SpecClassInfo]
+    managers: list[str]
+
+
+T = TypeVar("T")
+
+
+class Draw(Protocol):
+    """Draws a value from a strategy."""
+
+    def __call__(self, strategy: SearchStrategy[T], /) -> T: ...
+
+
+class Stage(Protocol):
+    """Where the operations of one example are performed and recorded."""
+
+    def perform(self, operation: str, /, **arguments: Any) -> Outcome:
+        """Perform `"<part>.<function>"` on the target."""
+        ...
+
+    def fresh(self, *flags: str) -> None:
+        """Go on in a pristine process (isolated workloads only), with these interpreter flags."""
+        ...
+
+
+Script = Callable[[Draw, Stage, Description, str], None]
+"""One example: draw, perform, draw more in the light of what was answered. The `str` is the subject."""
+
+
+class Machine(RuleBasedStateMachine):
+    """Base of the state machines: rules perform operations on `stage` and keep a plain model."""
+
+    def __init__(self, stage: Stage, description: Description, subject: str) -> None:
+        self.stage = stage
+        self.description = description
+        self.subject = subject
+        super().__init__()
+
+
+Subjects = Mapping[str, str | None]
+"""Subjects by name, each with the reason why the workload cannot be used on it, or None when it can."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A named source of examples.
+
+    Attributes:
+        parts: parts of the target it needs.
+        subjects: what there is to run it on, for a described target.
+        examples: a script, or a machine.
+        isolated: every example runs in pristine processes of the target (its state is global).
+        flags: sets of interpreter flags its processes need besides none.
+        weight: share of the example budget (isolated examples cost a fork each).
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    subjects: Callable[[Description], Subjects]
+    examples: Script | type[Machine]
+    isolated: bool = False
+    flags: tuple[str, ...] = ()
+    weight: float = 1.0

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import copy
+from typing import Any, get_args
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from kvref_conformance.results import Level, Status, Verdict
+from kvref_conformance.schemas import BASELINE, REPORT, TRACE, InvalidDocument, Name, schema, validate
+
+NAMES: tuple[Name, ...] = get_args(Name)
+RUNS = [{"flags": ["-O"], "operations": [{"op": "specs.build", "args": {"spec": {}}}]}]
+
+
+def trace() -> dict[str, Any]:
+    return {
+        "schema": "kvref.trace/1",
+        "law": "spec.merge-identity",
+        "subject": "MLAAttentionSpec",
+        "facet": "alignment",
+        "target": {"name": "vllm", "version": "0.32.0"},
+        "runs": copy.deepcopy(RUNS),
+    }
+
+
+def baseline() -> dict[str, Any]:
+    known = {"law": "spec.merge-identity", "subject": "MLAAttentionSpec", "facet": "alignment"}
+    return {
+        "schema": "kvref.baseline/1",
+        "target": "vllm",
+        "version": "0.32.0",
+        "known": [
+            {
+                **known,
+                "reason": "merge drops it",
+                "link": "https://example.org/1",
+                "trace": {"runs": copy.deepcopy(RUNS)},
+            },
+            {**known, "reason": "merge drops it", "trace": {"runs": copy.deepcopy(RUNS)}},
+        ],
+    }
+
+
+def report() -> dict[str, Any]:
+    return {
+        "schema": "kvref.report/1",
+        "target": {"name": "vllm", "version": "0.32.0", "plugin": None, "capabilities": {"padding": True}},
+        "verdict": "not conformant",
+        "seed": 0,
+        "depth": "quick",
+        "strict": False,
+        "baseline": "vllm-0.32.0",
+        "environment": {"python": "3.11", "torch": "2.13.0"},
+        "elapsed_seconds": 41.2,
+        "totals": {"broken": 1},
+        "notes": [],
+        "laws": [
+            {
+                "id": "spec.merge-identity",
+                "level": "safety",
+                "subject": "MLAAttentionSpec",
+                "facet": "alignment",
+                "status": "broken",
+                "examples": 37,
+                "steps": 0,
+                "seconds": 0.4,
+                "message": "",
+                "expected": "merge([s]) == s",
+                "observed": "alignment is None",
+                "trace": "traces/spec.merge-identity-1a2b3c4d.json",
+                "repro": "repro/spec.merge-identity-1a2b3c4d.py",
+            }
+        ],
+    }
+
+
+DOCUMENTS = {"trace": trace, "baseline": baseline, "report": report}
+
+
+def test_every_shipped_schema_is_a_schema_and_has_a_document_here() -> None:
+    assert set(NAMES) == set(DOCUMENTS)
+    versions: dict[Name, str] = {"report": REPORT, "trace": TRACE, "baseline": BASELINE}
+    for name, versioned in versions.items():
+        document = schema(name)
+        Draft202012Validator.check_schema(document)
+        assert document["properties"]["schema"] == {"const": versioned}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_good_document_is_accepted(name: Name) -> None:
+    validate(DOCUMENTS[name](), name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_required_key_is_missed_and_every_unknown_key_refused(name: Name) -> None:
+    good = DOCUMENTS[name]()
+    for key in schema(name)["required"]:
+        with pytest.raises(InvalidDocument, match=f"'{key}' is a required property"):
+            validate({k: v for k, v in good.items() if k != key}, name)
+    with pytest.raises(InvalidDocument, match="'extra' was unexpected"):
+        validate({**good, "extra": 1}, name)
+
+
+def test_the_vocabulary_is_that_of_results() -> None:
+    document = schema("report")
+    row = document["$defs"]["row"]["properties"]
+    assert document["$defs"]["status"]["enum"] == [status.value for status in Status]
+    assert row["level"]["enum"] == [level.value for level in Level]
+    assert document["properties"]["verdict"]["enum"] == [verdict.value for verdict in Verdict]
+
+
+def test_traces_and_baselines_agree_on_runs() -> None:
+    """Each schema stands alone, so the definition is there twice."""
+    assert schema("trace")["$defs"] == schema("baseline")["$defs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "path"),
+    [
+        ("trace", ("runs", 0, "flags", 0), "-c", "$.runs[0].flags[0]"),
+        ("trace", ("runs", 0, "flags"), "-O", "$.runs[0].flags"),
+        ("trace", ("runs", 0, "operations", 0, "op"), "build", "$.runs[0].operations[0].op"),
+        ("trace", ("runs", 0, "operations", 0, "op"), "specs.__init__", "$.runs[0].operations[0].op"),
+        ("trace", ("runs", 0, "operations", 0, "args"), [], "$.runs[0].operations[0].args"),
+        ("trace", ("runs", 0, "operations", 0, "why"), "", "$.runs[0].operations[0]"),
+        ("trace", ("runs",), [], "$.runs"),
+        ("trace", ("schema",), "kvref.trace/2", "$.schema"),
+        ("trace", ("target", "version"), 32, "$.target.version"),
+        ("baseline", ("known", 1, "trace", "law"), "x", "$.known[1].trace"),
+        ("baseline", ("known", 1, "reason"), "", "$.known[1].reason"),
+        ("baseline", ("known", 0, "link"), "javascript:alert(1)", "$.known[0].link"),
+        ("baseline", ("known", 0, "trace", "runs", 0, "flags"), ["-m"], "$.known[0].trace.runs[0].flags[0]"),
+        ("report", ("laws", 0, "status"), "passed", "$.laws[0].status"),
+        ("report", ("laws", 0, "trace"), "traces/../../x.json", "$.laws[0].trace"),
+        ("report", ("laws", 0, "repro"), "/tmp/x.py", "$.laws[0].repro"),
+        ("report", ("laws", 0, "seconds"), -1, "$.laws[0].seconds"),
+        ("report", ("totals", "passed"), 1, "$.totals"),
+        ("report", ("verdict",), "fine", "$.verdict"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(
+    name: Name, place: tuple[str | int, ...], value: object, path: str
+) -> None:
+    document = DOCUMENTS[name]()
+    parent: Any = document
+    for step in place[:-1]:
+        parent = parent[step]
+    parent[place[-1]] = value
+    with pytest.raises(InvalidDocument) as caught:
+        validate(document, name)
+    assert (caught.value.name, caught.value.path) == (name, path)
+    assert str(caught.value) == f"invalid {name} at {path}: {caught.value.problem}"
+
+
+@pytest.mark.parametrize("document", [None, [], "kvref.trace/1", 3])
+def test_something_else_altogether_is_refused(document: object) -> None:
+    with pytest.raises(InvalidDocument, match=r"invalid trace at \$: "):
+        validate(document, "trace")
+
+
+def test_the_error_stays_short_however_long_the_document() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        validate({**trace(), "runs": "x" * 1_000_000}, "trace")
+    assert len(str(caught.value)) < 1_000
+    assert "is not of type 'array'" in caught.value.problem

@@ -18,10 +18,11 @@ How values are written as plain data:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired, Protocol, TypedDict
+from typing import Any, Literal, NotRequired, Protocol, TypeAlias, TypedDict
 
 __all__ = [
     "FieldInfo",
+    "Json",
     "Outcome",
     "Registration",
     "RegistryEntry",
@@ -34,16 +35,14 @@ __all__ = [
     "perform",
 ]
 
-Json = Any
+Json: TypeAlias = Any
 """Plain data: None, bool, int, float, str, list or dict of plain data."""
 
 # `class` is a keyword, hence the call syntax.
 SpecDescriptor = TypedDict("SpecDescriptor", {"class": str, "fields": dict[str, Json]})
 """How to build a spec: its class by name and the fields that differ from their defaults."""
 
-SpecFacts = TypedDict(
-    "SpecFacts", {"class": str, "fields": dict[str, Json], "page_size_bytes": int}
-)
+SpecFacts = TypedDict("SpecFacts", {"class": str, "fields": dict[str, Json], "page_size_bytes": int})
 """What a built spec says of itself: class, every field, page size in bytes."""
 
 

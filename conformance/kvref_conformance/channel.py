@@ -50,8 +50,10 @@ class Channel:
         """Whether a message, or the end of the stream, is there within `timeout` seconds."""
         return self._connection.poll(timeout)
 
-    def fileno(self) -> int:
-        return self._connection.fileno()
+    @property
+    def connection(self) -> Connection:
+        """What `multiprocessing.connection.wait` takes."""
+        return self._connection
 
     def close(self) -> None:
         self._connection.close()

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import click
 from rich.console import Console
 
 import kvref
-from kvref_conformance import baseline as baselines
-from kvref_conformance import schemas
+from kvref_conformance import baseline as baselines, schemas
 from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, select_laws
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report import ForeignDirectory, claim, progress, render, render_laws, write_report
@@ -93,7 +91,9 @@ def cli() -> None:
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after this long.")
 @click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
 @click.option("--device", type=click.Choice(["cpu"]), default="cpu", help="Where tensors live.")
-@click.option("--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to.")
+@click.option(
+    "--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to."
+)
 @click.option(
     "-n",
     "jobs",
@@ -211,7 +211,10 @@ def replay(
         raise NoSuchLaw(f"{trace}: no law is called {document['law']!r}; 'kvref laws' lists them")
     law = LAWS[document["law"]]
     options = Options(laws=(law.id,))
-    with progress(Console(stderr=True)) as watcher, loaded(Worker(target, python, paths, timeout), (law.id,), watcher) as one:
+    with (
+        progress(Console(stderr=True)) as watcher,
+        loaded(Worker(target, python, paths, timeout), (law.id,), watcher) as one,
+    ):
         broken = Runner(one.worker, one.hosts, one.description, options, watcher).judge(law, document)
     click.echo(f"{law.id} [{document['subject']}] in {one.description['name']} {one.description['version']}")
     if broken is None:

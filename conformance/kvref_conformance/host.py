@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,11 +56,11 @@ def _serve_connections(target: Target, listener: socket.socket, control: Channel
     signal.signal(signal.SIGCHLD, lambda *_: None)
     control.send({"ready": str(folder / "host.sock")})
     while True:
-        events = wait([listener, control, reader])
+        events = wait([listener, control.connection, reader])
         if reader in events:
             os.read(reader, 4096)
             _record_deaths(folder)
-        if control in events:
+        if control.connection in events:
             return
         if listener in events:
             connection, _ = listener.accept()
@@ -88,7 +89,7 @@ def _child(target: Target, channel: Channel, folder: Path) -> NoReturn:
             case "unit":
                 run_unit(target, request, channel)
             case "program":
-                channel.send({"exit_code": _run_program(Path(request["path"]))})
+                channel.send({"exit_code": _run_program(Path(request["path"]), request["target"])})
         status = 0
     except EOFError:
         status = 0
@@ -107,12 +108,15 @@ def _serve_session(target: Target, channel: Channel) -> None:
 class _Alone:
     """Refuses to import what a stand-alone program must do without."""
 
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.partition(".")[0] in _NOT_FOR_PROGRAMS:
+        if name.partition(".")[0] in self._packages:
             raise ModuleNotFoundError(f"a stand-alone program must not import {name}", name=name)
 
 
-def _run_program(path: Path) -> int:
+def _run_program(path: Path, target_name: str) -> int:
     """Run a stand-alone program as the interpreter would, its output beside it.
 
     Nothing of the suite is importable for it; what it imports of the target is there already, which is all
@@ -121,9 +125,10 @@ def _run_program(path: Path) -> int:
     with path.with_suffix(".out").open("w") as output:
         os.dup2(output.fileno(), sys.stdout.fileno())
         os.dup2(output.fileno(), sys.stderr.fileno())
-    for name in [name for name in sys.modules if name.partition(".")[0] in _NOT_FOR_PROGRAMS]:
+    unwanted = [package for package in _NOT_FOR_PROGRAMS if package != target_name.partition(".")[0]]
+    for name in [name for name in sys.modules if name.partition(".")[0] in unwanted]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Alone())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Alone(unwanted))
     sys.argv = [str(path)]
     try:
         runpy.run_path(str(path), run_name="__main__")

@@ -29,6 +29,8 @@ class Status(StrEnum):
 
 
 class Verdict(StrEnum):
+    """What the rows add up to."""
+
     CONFORMANT = "conformant"
     NOT_CONFORMANT = "not conformant"
     INCOMPLETE = "incomplete"
@@ -95,9 +97,7 @@ class Result:
         if self.failing:
             return Verdict.NOT_CONFORMANT
         judged = [row for row in self.rows if row.status is not Status.NOT_APPLICABLE]
-        if not judged or any(
-            row.status in (Status.UNCONFIRMED, Status.INCOMPLETE) for row in judged
-        ):
+        if not judged or any(row.status in (Status.UNCONFIRMED, Status.INCOMPLETE) for row in judged):
             return Verdict.INCOMPLETE
         return Verdict.CONFORMANT
 

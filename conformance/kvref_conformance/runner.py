@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvref_conformance.baseline import Baseline, Known
 from kvref_conformance.laws import ANSWERS, LAWS, Law, LawBroken
@@ -51,7 +52,12 @@ class Runner:
     """Checks one loaded target."""
 
     def __init__(
-        self, worker: Worker, hosts: dict[str, Host], description: Description, options: Options, watcher: Progress
+        self,
+        worker: Worker,
+        hosts: dict[str, Host],
+        description: Description,
+        options: Options,
+        watcher: Progress,
     ) -> None:
         self._worker = worker
         self._hosts: Hosts = {flags: host.address for flags, host in hosts.items()}
@@ -114,7 +120,9 @@ class Runner:
             if self.judge(law, entry.trace):
                 known.append(entry)
             else:
-                notes.append(f"known deviation no longer shows: {entry.title}; remove it from {baseline.name}")
+                notes.append(
+                    f"known deviation no longer shows: {entry.title}; remove it from {baseline.name}"
+                )
         return known, notes
 
     def _plan(self) -> tuple[list[Unit], list[Row]]:
@@ -173,11 +181,12 @@ class Runner:
         """Rows of the unit's laws: each way of breaking that is new, each that is known, else one row."""
         rows = []
         for law in unit.laws:
-            findings = unit.findings["laws"][law.id] if unit.findings else {"examples": 0, "broken": []}
+            nothing: dict[str, Any] = {"examples": 0, "broken": [], "unreduced": []}
+            findings = unit.findings["laws"][law.id] if unit.findings else nothing
             expected = [entry for entry in known if (entry.law, entry.subject) == (law.id, unit.subject)]
             found = [self._broken_row(law, unit.subject, broken) for broken in findings["broken"]]
             own = _distinct(row for row in found if not any(entry.shows_in(row) for entry in expected))
-            if findings.get("unreduced") and own:
+            if findings["unreduced"] and own:
                 own[-1].message += f"; also breaks in: {', '.join(findings['unreduced'])}"
             if not own and (reason := _why_incomplete(unit, findings["examples"])):
                 own = [_row(law, unit.subject, Status.INCOMPLETE, reason)]
@@ -195,7 +204,7 @@ class Runner:
         row.trace = self._document(law, entry.subject, entry.facet, entry.trace)
         return row
 
-    def _broken_row(self, law: Law, subject: str, found: dict[str, str]) -> Row:
+    def _broken_row(self, law: Law, subject: str, found: dict[str, Any]) -> Row:
         row = _row(law, subject, Status.BROKEN)
         row.facet = found["facet"]
         if "trace" not in found:
@@ -274,7 +283,7 @@ class Runner:
         address = self._hosts[""]
         path = Path(address).parent / f"{trace_digest(row.trace)}.py"
         path.write_text(row.program, encoding="utf-8")
-        code, output = run_program(path, address, self._worker.timeout * LOAD_PATIENCE)
+        code, output = run_program(path, self._worker.target, address, self._worker.timeout * LOAD_PATIENCE)
         if code != 1:
             row.status = Status.UNCONFIRMED
             row.message += f"; its program ended with {code}, not 1: {output[-500:]}"

@@ -73,7 +73,7 @@ class Session:
         self.close()
 
 
-def run_program(path: Path, address: str, timeout: float) -> tuple[int | None, str]:
+def run_program(path: Path, target: str, address: str, timeout: float) -> tuple[int | None, str]:
     """Run a stand-alone program in a pristine child of a host: its exit code, and the end of its output.
 
     The exit code is None when the program died or took more than `timeout` seconds.
@@ -83,7 +83,7 @@ def run_program(path: Path, address: str, timeout: float) -> tuple[int | None, s
     how = f"no answer within {timeout:g} s"
     try:
         pid: int = channel.receive()["pid"]
-        channel.send({"kind": "program", "path": str(path)})
+        channel.send({"kind": "program", "path": str(path), "target": target})
         if channel.ready(timeout):
             code, how = channel.receive()["exit_code"], ""
         else:

@@ -184,4 +184,3 @@ def _reduce(explorer: Explorer, law: Law, facet: str, channel: Channel) -> dict[
     except (Flaky, HypothesisException) as error:
         smallest["unstable"] = f"{type(error).__name__}: the target answers differently when asked again"
     return smallest
-

@@ -121,8 +121,8 @@ class Running:
 
 def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, int | None]]:
     """Wait a little; what each unit that spoke, ended or hangs has to tell (see `Running.listen`)."""
-    by_channel = {unit.channel: unit for unit in running}
-    spoke = [by_channel[channel] for channel in wait(list(by_channel), _POLL_SECONDS)]
+    speaking = wait([unit.channel.connection for unit in running], _POLL_SECONDS)
+    spoke = [unit for unit in running if unit.channel.connection in speaking]
     for unit in spoke:
         yield unit, unit.listen()
     for unit in running:

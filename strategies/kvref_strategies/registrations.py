@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +43,7 @@ class ClassTree:
     def joinable(self, bases: list[str]) -> bool:
         """Whether the classes can be bases of one class: one line of descent, none twice over."""
         kinds = sorted((self.kind(base) for base in bases), key=lambda info: len(info["mro"]))
-        in_line = all(low["name"] in high["mro"] for low, high in zip(kinds, kinds[1:], strict=False))
+        in_line = all(low["name"] in high["mro"] for low, high in itertools.pairwise(kinds))
         return in_line and not any(
             other in self.ancestors(base) for base in bases for other in bases if other != base
         )
@@ -62,9 +63,10 @@ class ClassTree:
 
     def draw_bases(self, draw: Draw) -> list[str]:
         """One base (a chain), or two of one line of descent (a diamond)."""
-        bases = [draw(st.sampled_from(self.names()))]
+        bases: list[str] = [draw(st.sampled_from(self.names()))]
         others = [name for name in self.names() if name not in bases and self.joinable([*bases, name])]
-        if others and draw(st.booleans()):
+        diamond: bool = draw(st.booleans())
+        if others and diamond:
             bases.append(draw(st.sampled_from(others)))
         return bases
 

@@ -24,7 +24,7 @@ MENUS: dict[str, list[Any]] = {
     "dtype": _DTYPES,
     "sliding_window": [16, 64, 100, 1],
     "attention_chunk_size": [64, 128],
-    "sink_len": [16, 32],
+    "sink_len": [128, 384],
     "cache_dtype_str": ["fp8", "auto"],
     "alignment": [576, 1024],
     "extra_retained_tokens": [1, 2],
@@ -37,10 +37,13 @@ MENUS: dict[str, list[Any]] = {
 }
 """Values beside the default, by field name, in tokens, heads, elements or bytes as the field counts."""
 
+# One latent vector a token stands for all heads, and there is no separate V.
+_LATENT: dict[str, list[Any]] = {"num_kv_heads": [1], "head_size_v": [], "head_size": [576, 512, 64]}
+
 KINDS: dict[str, dict[str, list[Any]]] = {
-    # One latent vector a token stands for all heads, and there is no separate V.
-    "MLAAttentionSpec": {"num_kv_heads": [1], "head_size_v": [], "head_size": [576, 512, 64]},
-    "SlidingWindowMLASpec": {"num_kv_heads": [1], "head_size_v": [], "head_size": [576, 512, 64]},
+    # Chunked layers never become latent ones, while windowed ones do.
+    "MLAAttentionSpec": {**_LATENT, "attention_chunk_size": []},
+    "SlidingWindowMLASpec": _LATENT,
     # Only latent caches store several tokens in one state.
     "AttentionSpec": {"tokens_per_state": [], "compress_ratio": []},
     # A state does not grow with tokens.
@@ -51,12 +54,19 @@ KINDS: dict[str, dict[str, list[Any]]] = {
 _OPTIONAL_WINDOWS = ("sliding_window", "attention_chunk_size")
 """Left out, these mean "no limit", which a group may reconcile with a limit (full attention does)."""
 
+ALWAYS = ("sink_len",)
+"""Fields with a default that no engine leaves at it."""
+
 PADDINGS = [256, 512, 4096]
 """Bytes added to a page by explicit padding: keeps every element type aligned."""
 
 
 def class_info(description: Description, name: str) -> SpecClassInfo:
     return next(info for info in description["classes"] if info["name"] == name)
+
+
+def is_required(field: FieldInfo) -> bool:
+    return "default" not in field or field["name"] in ALWAYS
 
 
 def menu(info: SpecClassInfo, field: str) -> list[Any]:
@@ -69,7 +79,7 @@ def menu(info: SpecClassInfo, field: str) -> list[Any]:
 
 def missing_menu(info: SpecClassInfo) -> str | None:
     """Why no spec of this class can be drawn, or None when one can."""
-    unknown = [f["name"] for f in info["fields"] if "default" not in f and not menu(info, f["name"])]
+    unknown = [f["name"] for f in info["fields"] if is_required(f) and not menu(info, f["name"])]
     return f"no strategy for required field {', '.join(unknown)}" if unknown else None
 
 
@@ -80,7 +90,7 @@ def spec_subjects(description: Description) -> dict[str, str | None]:
 
 def minimal(info: SpecClassInfo) -> SpecDescriptor:
     """The simplest legal spec of the class."""
-    required = [f["name"] for f in info["fields"] if "default" not in f]
+    required = [f["name"] for f in info["fields"] if is_required(f)]
     return _legal({"class": info["name"], "fields": {name: menu(info, name)[0] for name in required}})
 
 
@@ -92,9 +102,7 @@ def descriptors(draw: Draw, info: SpecClassInfo) -> SpecDescriptor:
         values = menu(info, field["name"])
         if not values:
             continue
-        if "default" not in field:
-            spec["fields"][field["name"]] = draw(st.sampled_from(values))
-        elif draw(_rarely):
+        if is_required(field) or draw(_rarely):
             spec["fields"][field["name"]] = draw(st.sampled_from(values))
     return _legal(spec)
 
@@ -110,15 +118,19 @@ def _legal(spec: SpecDescriptor) -> SpecDescriptor:
     for states in ("tokens_per_state", "compress_ratio"):
         if states in fields and fields["block_size"] % fields[states]:
             del fields[states]
+    if "sink_len" in fields:
+        fields["sink_len"] = -(-fields["sink_len"] // fields["block_size"]) * fields["block_size"]
     if "dtypes" in fields:
         fields["dtypes"] = [fields["dtypes"][0]] * len(fields["shapes"])
     return spec
 
 
 def legal_block_sizes(info: SpecClassInfo, spec: SpecDescriptor) -> list[int]:
-    """Block sizes that hold a whole number of the spec's stored states."""
-    tokens = spec["fields"].get("tokens_per_state", spec["fields"].get("compress_ratio", 1))
-    return [size for size in menu(info, "block_size") if size % tokens == 0]
+    """Block sizes that hold a whole number of stored states, and divide what must be whole blocks."""
+    fields = spec["fields"]
+    tokens = fields.get("tokens_per_state", fields.get("compress_ratio", 1))
+    sizes = [size for size in menu(info, "block_size") if size % tokens == 0]
+    return [size for size in sizes if fields.get("sink_len", size) % size == 0]
 
 
 def with_field(spec: SpecDescriptor, field: str, value: Any) -> SpecDescriptor:
@@ -130,10 +142,11 @@ def declares(info: SpecClassInfo, field: str) -> bool:
 
 
 def _padding_subjects(description: Description) -> Subjects:
-    return {
-        name: reason or (None if declares(class_info(description, name), "page_size_padded") else "no padding")
-        for name, reason in spec_subjects(description).items()
-    }
+    subjects = spec_subjects(description)
+    for name in subjects:
+        if not declares(class_info(description, name), "page_size_padded"):
+            subjects[name] = "the class has no page_size_padded"
+    return subjects
 
 
 def padding(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -141,8 +154,14 @@ def padding(draw: Draw, stage: Stage, description: Description, subject: str) ->
     spec = draw(descriptors(class_info(description, subject)))
     built = stage.perform("specs.build", spec=spec)
     if "value" in built:
-        page = built["value"]["page_size_bytes"] + draw(st.sampled_from(PADDINGS))
+        page = padded_page(draw, spec, built["value"]["page_size_bytes"])
         stage.perform("specs.build", spec=with_field(spec, "page_size_padded", page))
+
+
+def padded_page(draw: Draw, spec: SpecDescriptor, page: int) -> int:
+    """A page size in bytes larger than `page` that a platform may ask for, the spec's alignment kept."""
+    alignment = spec["fields"].get("alignment") or 1
+    return -(-(page + draw(st.sampled_from(PADDINGS))) // alignment) * alignment
 
 
 def merge_equal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -166,7 +185,7 @@ def perturbations(draw: Draw, info: SpecClassInfo) -> tuple[SpecDescriptor, Spec
 def _distinct_values(info: SpecClassInfo, field: FieldInfo) -> list[Any]:
     """Values of a field that no engine treats as compatible with one another."""
     values = menu(info, field["name"])
-    if not values or "default" not in field or field["name"] in _OPTIONAL_WINDOWS:
+    if not values or is_required(field) or field["name"] in _OPTIONAL_WINDOWS:
         return values
     return [field["default"], *(value for value in values if value != field["default"])]
 
@@ -177,7 +196,7 @@ def merge_unequal(draw: Draw, stage: Stage, description: Description, subject: s
     first, second = draw(perturbations(info))
     built = stage.perform("specs.build", spec=first)
     if "value" in built and declares(info, "page_size_padded") and draw(_rarely):
-        page = built["value"]["page_size_bytes"] + draw(st.sampled_from(PADDINGS))
+        page = padded_page(draw, first, built["value"]["page_size_bytes"])
         second = with_field(first, "page_size_padded", page)
     stage.perform("specs.build", spec=second)
     stage.perform("specs.merge", specs=[first, second])

@@ -21,6 +21,10 @@ class Description(TypedDict):
     parts: list[str]
     classes: list[SpecClassInfo]
     managers: list[str]
+    environment: dict[str, str]
+    """Versions of Python and torch."""
+    threads: int
+    """Threads that run after import, the main one included."""
 
 
 T = TypeVar("T")

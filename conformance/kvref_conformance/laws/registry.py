@@ -83,7 +83,9 @@ def conflict_refused(runs: Runs) -> int:
             if not is_registration(event):
                 continue
             name, outcome = event["args"]["spec_class"], event["outcome"]
-            first = accepted.setdefault(name, entry(event["args"])) if "value" in outcome else accepted.get(name)
+            first = (
+                accepted.setdefault(name, entry(event["args"])) if "value" in outcome else accepted.get(name)
+            )
             if first is None or first == entry(event["args"]):
                 continue
             judged += 1

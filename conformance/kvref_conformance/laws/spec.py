@@ -110,8 +110,7 @@ def merge_refuses_unequal(runs: Runs) -> int:
             "specs that differ in "
             + ", ".join(f"{n} ({value_of(first, n)} and {value_of(second, n)})" for n in deciding)
             + " do not merge",
-            "merged into "
-            + ", ".join(f"{n} {value_of(merges[0]['value'], n)}" for n in deciding),
+            "merged into " + ", ".join(f"{n} {value_of(merges[0]['value'], n)}" for n in deciding),
             tuple(deciding),
         )
     return 1
@@ -141,7 +140,8 @@ def copy_consistent(runs: Runs) -> int:
         raise LawBroken(
             "the copy equals a fresh spec of that block size",
             "; ".join(
-                f"{f} is {value_of(copied['value'], f)}, fresh it is {value_of(fresh['value'], f)}" for f in wrong
+                f"{f} is {value_of(copied['value'], f)}, fresh it is {value_of(fresh['value'], f)}"
+                for f in wrong
             ),
             tuple(wrong),
         )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import fractions
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from kvref.target import FieldInfo, SpecClassInfo, SpecFacts
 
 
 def encode(value: Any) -> Any:
@@ -47,7 +50,7 @@ def decode(value: Any, module: ModuleType) -> Any:
     return value
 
 
-def facts(spec: Any) -> dict[str, Any]:
+def facts(spec: Any) -> SpecFacts:
     """What a spec says of itself."""
     return {
         "class": type(spec).__name__,
@@ -56,13 +59,13 @@ def facts(spec: Any) -> dict[str, Any]:
     }
 
 
-def field_infos(spec_class: type) -> list[dict[str, Any]]:
+def field_infos(spec_class: Any) -> list[FieldInfo]:
     """Name and default of each field that the constructor takes."""
     infos = []
     for field in dataclasses.fields(spec_class):
         if not field.init:
             continue
-        info: dict[str, Any] = {"name": field.name}
+        info: FieldInfo = {"name": field.name}
         if field.default is not dataclasses.MISSING:
             info["default"] = encode(field.default)
         elif field.default_factory is not dataclasses.MISSING:
@@ -71,9 +74,26 @@ def field_infos(spec_class: type) -> list[dict[str, Any]]:
     return infos
 
 
-def subclasses(base: type) -> list[type]:
-    """`base` and everything derived from it, parents before children, in order of definition."""
+def class_infos(classes: dict[str, type[Any]], bases: Sequence[str]) -> list[SpecClassInfo]:
+    """What there is to know of each class; `bases` names those that describe no layer by themselves."""
+    return [
+        {
+            "name": name,
+            "mro": [ancestor.__name__ for ancestor in cls.__mro__ if ancestor in classes.values()],
+            "fields": field_infos(cls),
+            "role": "base" if name in bases else "composite" if holds_specs(cls) else "layer",
+        }
+        for name, cls in classes.items()
+    ]
+
+
+def holds_specs(cls: type[Any]) -> bool:
+    return any(field.name == "kv_cache_specs" for field in dataclasses.fields(cls))
+
+
+def subclasses(base: type[Any]) -> list[type[Any]]:
+    """`base` and everything derived from it, each class before what derives from it."""
     found = [base]
-    for cls in found:
-        found += [child for child in cls.__subclasses__() if child not in found]
+    for child in base.__subclasses__():
+        found += [cls for cls in subclasses(child) if cls not in found]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ MANAGERS = {cls.__name__: cls for cls in subclasses(single_type_kv_cache_manager
 
 
 def managers() -> list[str]:
-    return [name for name, cls in MANAGERS.items() if not name.startswith("_") and not cls.__abstractmethods__]
+    concrete = [name for name, cls in MANAGERS.items() if not inspect.isabstract(cls)]
+    return [name for name in concrete if not name.startswith("_")]
 
 
 def define_spec(name: str, bases: Sequence[str]) -> list[str]:
@@ -39,7 +41,7 @@ def install_hook(registrations: Sequence[Registration]) -> None:
             register(**registration)
 
     platform = type(vllm.platforms.current_platform)
-    hook = {"register_custom_kv_cache_specs": classmethod(register_custom_kv_cache_specs)}
+    hook: dict[str, Any] = {"register_custom_kv_cache_specs": classmethod(register_custom_kv_cache_specs)}
     vllm.platforms.current_platform = type("VendorPlatform", (platform,), hook)()
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from vllm.v1 import kv_cache_interface
 
 from kvref.target import SpecClassInfo, SpecDescriptor, SpecFacts
-from kvref_conformance.targets.codec import decode, facts, field_infos, subclasses
+from kvref_conformance.targets.codec import class_infos, decode, facts, subclasses
 
 CLASSES = {cls.__name__: cls for cls in subclasses(kv_cache_interface.KVCacheSpec)}
+BASES = ("KVCacheSpec", "AttentionSpec")
 
 
 def make(spec: SpecDescriptor) -> Any:
@@ -32,18 +33,4 @@ def merge(specs: Sequence[SpecDescriptor]) -> SpecFacts:
 
 
 def classes() -> list[SpecClassInfo]:
-    return [
-        {
-            "name": name,
-            "mro": [c.__name__ for c in cls.__mro__ if c in CLASSES.values()],
-            "fields": field_infos(cls),
-            "role": role(cls),
-        }
-        for name, cls in CLASSES.items()
-    ]
-
-
-def role(cls: type) -> str:
-    if cls in (kv_cache_interface.KVCacheSpec, kv_cache_interface.AttentionSpec):
-        return "base"
-    return "composite" if cls is kv_cache_interface.UniformTypeKVCacheSpecs else "layer"
+    return class_infos(CLASSES, BASES)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import vllm
 
-from kvref.target import RegistryPart, SpecsPart
+from kvref.target import Json, RegistryPart, SpecsPart
 from kvref_conformance.targets.vllm import registry, specs
 
 
@@ -14,7 +16,7 @@ class VllmTarget:
     """Parts of the vLLM that this process imports; version as vLLM itself tells it."""
 
     name = "vllm"
-    capabilities: dict[str, bool] = {}
+    capabilities: Mapping[str, Json] = MappingProxyType({})
     specs: SpecsPart = specs
     registry: RegistryPart = registry
 
@@ -25,4 +27,4 @@ class VllmTarget:
                 return importlib.metadata.version(distribution).split("+")[0]
             except importlib.metadata.PackageNotFoundError:
                 continue
-        return vllm.__version__
+        return str(vllm.__version__)

@@ -1,0 +1,18 @@
+"""Options for `pytest --pyargs kvref_conformance`. Every pytest run of every user imports this: keep it tiny."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The target and the effort; the same as those of `kvref check`."""
+    group = parser.getgroup("kvref", "conformance of KV-cache implementations")
+    group.addoption("--kv-target", default="reference", help="target to check, as for `kvref check`")
+    group.addoption("--kv-python", default=None, help="interpreter that loads the target")
+    group.addoption("--kv-path", action="append", default=[], help="folder to import from first")
+    group.addoption("--kv-laws", action="append", default=[], help="only laws that match this glob")
+    group.addoption("--kv-depth", default="quick", help="quick, standard or deep")
+    group.addoption("--kv-seed", type=int, default=0, help="same seed, same examples")
+    group.addoption("--kv-baseline", default=None, help="file of known deviations, or none")
+    group.addoption("--kv-strict", action="store_true", help="broken robustness laws fail, too")

@@ -1,0 +1,63 @@
+"""Operations on the reference's registry. Imports kvref alone, and is copied into stand-alone programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvref.managers import SingleTypeKVCacheManager
+from kvref.platform import Platform, set_current_platform
+from kvref.registry import KVCacheSpecRegistry, register_all_kvcache_specs, register_kv_cache_spec
+from kvref.target import Registration, RegistryEntry, SpecDescriptor
+from kvref_conformance.targets.codec import subclasses
+from kvref_conformance.targets.reference.specs import CLASSES, make
+
+MANAGERS = {cls.__name__: cls for cls in subclasses(SingleTypeKVCacheManager)[1:]}
+
+
+def managers() -> list[str]:
+    return list(MANAGERS)
+
+
+def define_spec(name: str, bases: Sequence[str]) -> list[str]:
+    CLASSES[name] = type(name, tuple(CLASSES[base] for base in bases), {})
+    return [cls.__name__ for cls in CLASSES[name].__mro__]
+
+
+def define_manager(name: str, base: str) -> None:
+    MANAGERS[name] = type(name, (MANAGERS[base],), {})
+
+
+def initialise() -> None:
+    register_all_kvcache_specs()
+
+
+def install_hook(registrations: Sequence[Registration]) -> None:
+    class VendorPlatform(Platform):
+        @classmethod
+        def register_custom_kv_cache_specs(cls, vllm_config: object = None) -> None:
+            for registration in registrations:
+                register(**registration)
+
+    set_current_platform(VendorPlatform)
+
+
+def register(spec_class: str, manager: str, base: str | None) -> None:
+    KVCacheSpecRegistry.register(CLASSES[spec_class], MANAGERS[manager], CLASSES[base] if base else None)
+
+
+def decorate(spec_class: str, manager: str, base: str | None) -> None:
+    register_kv_cache_spec(MANAGERS[manager], CLASSES[base] if base else None)(CLASSES[spec_class])
+
+
+def lookup(spec: SpecDescriptor) -> RegistryEntry:
+    made = make(spec)
+    manager = KVCacheSpecRegistry.get_manager_class(made)
+    base = KVCacheSpecRegistry.get_uniform_type_base_spec(made)
+    return {
+        "manager": manager.__name__ if manager else None,
+        "base": base.__name__ if base else None,
+    }
+
+
+def check(layers: Mapping[str, SpecDescriptor]) -> None:
+    KVCacheSpecRegistry.check_kv_cache_spec_registry({name: make(spec) for name, spec in layers.items()})

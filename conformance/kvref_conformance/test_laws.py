@@ -1,0 +1,67 @@
+"""The laws as tests: `pytest --pyargs kvref_conformance --kv-target=...`."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from kvref_conformance.check import Loaded, NoSuchLaw, choose_baseline, loaded, select_laws
+from kvref_conformance.laws import ANSWERS
+from kvref_conformance.report import progress, render
+from kvref_conformance.results import Status, Verdict
+from kvref_conformance.runner import DEPTHS, Options
+from kvref_conformance.targets import UnknownTarget
+from kvref_conformance.worker import TargetFailed, Worker
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each selected law."""
+    try:
+        laws = select_laws(metafunc.config.getoption("--kv-laws"))
+    except NoSuchLaw as error:
+        raise pytest.UsageError(str(error)) from error
+    metafunc.parametrize("law", [law for law in laws if law != ANSWERS.id])
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
+    """The target, loaded once for all laws."""
+    option = request.config.getoption
+    if option("--kv-depth") not in DEPTHS:
+        raise pytest.UsageError(f"--kv-depth must be one of {', '.join(DEPTHS)}")
+    laws = select_laws(option("--kv-laws"))
+    worker = Worker(
+        option("--kv-target"), option("--kv-python") or sys.executable, tuple(option("--kv-path"))
+    )
+    try:
+        with progress(Console(file=io.StringIO())) as watcher, loaded(worker, laws, watcher) as one:
+            yield one
+    except (UnknownTarget, TargetFailed) as error:
+        pytest.exit(f"kvref: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def test_law(law: str, target: Loaded, request: pytest.FixtureRequest) -> None:
+    """The law holds for every subject, or breaks in known ways only."""
+    option = request.config.getoption
+    options = Options(
+        laws=(law, ANSWERS.id),
+        depth=option("--kv-depth"),
+        seed=option("--kv-seed"),
+        strict=option("--kv-strict"),
+    )
+    baseline = choose_baseline(option("--kv-baseline"), target.description)
+    with progress(Console(file=io.StringIO())) as watcher:
+        result = target.check(options, baseline, watcher)
+    if result.verdict is not Verdict.CONFORMANT:
+        text = io.StringIO()
+        render(result, Console(file=text, width=100))
+        pytest.fail(text.getvalue(), pytrace=False)
+    rows = [row for row in result.rows if row.law == law]
+    if all(row.status is Status.NOT_APPLICABLE for row in rows):
+        pytest.skip("; ".join(dict.fromkeys(row.message for row in rows)))
+    if known := [row for row in rows if row.status is Status.KNOWN]:
+        pytest.xfail("; ".join(f"{row.title}: {row.message}" for row in known))

@@ -184,8 +184,8 @@ def doctor(target: str, python: str, paths: tuple[str, ...], timeout: float) -> 
     click.echo(f"classes      {', '.join(info['name'] for info in description['classes'])}")
     if description["threads"] > 1:
         click.echo(
-            f"threads      {description['threads']} run after import: forking them is not safe, and laws that "
-            "need pristine processes may hang"
+            f"threads      {description['threads']} run after import: forked processes have one, and may "
+            "wait for the others"
         )
     for row in planned:
         click.echo(f"left out     {row.title}: {row.message}")

@@ -1,4 +1,7 @@
-"""Options for `pytest --pyargs kvref_conformance`. Every pytest run of every user imports this: keep it tiny."""
+"""Options for `pytest --pyargs kvref_conformance`.
+
+Every pytest run of every user imports this: keep it tiny.
+"""
 
 from __future__ import annotations
 

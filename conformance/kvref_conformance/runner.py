@@ -72,6 +72,10 @@ class Runner:
         description, options = self._description, self._options
         known, notes = self._replay_known(baseline)
         units, rows = self._plan()
+        for unit in units:
+            for entry in known:
+                if entry.subject == unit.subject:
+                    unit.known.setdefault(entry.law, []).append(entry.facet)
         self._run_units(units, started)
         for unit in units:
             rows += self._unit_rows(unit, known)
@@ -184,8 +188,7 @@ class Runner:
             nothing: dict[str, Any] = {"examples": 0, "broken": [], "unreduced": []}
             findings = unit.findings["laws"][law.id] if unit.findings else nothing
             expected = [entry for entry in known if (entry.law, entry.subject) == (law.id, unit.subject)]
-            found = [self._broken_row(law, unit.subject, broken) for broken in findings["broken"]]
-            own = _distinct(row for row in found if not any(entry.shows_in(row) for entry in expected))
+            own = _distinct(self._broken_row(law, unit.subject, broken) for broken in findings["broken"])
             if findings["unreduced"] and own:
                 own[-1].message += f"; also breaks in: {', '.join(findings['unreduced'])}"
             if not own and (reason := _why_incomplete(unit, findings["examples"])):

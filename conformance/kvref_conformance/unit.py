@@ -1,8 +1,8 @@
 """One unit of work: explore a workload for one subject, judge it by its laws, reduce what broke.
 
 The first pass makes all examples and lets every law look at each of them, so that no failure hides
-another. Then each law and facet found broken is searched again from the same seed with that one as the
-only judge, and Hypothesis reduces the example.
+another. Then each law and facet found broken, and not known, is searched again from the same seed with
+that one as the only judge, and Hypothesis reduces the example.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
     findings = _collect(explorer, laws, channel)
     for law in laws:
         found = findings["laws"][law.id]
-        facets = sorted(found.pop("facets"))
+        facets = sorted(found.pop("facets") - set(request["known"].get(law.id, ())))
         found["broken"] = [_reduce(explorer, law, facet, channel) for facet in facets[:MAX_FACETS]]
         found["unreduced"] = facets[MAX_FACETS:]
     channel.send({"findings": findings})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ class Unit:
     workload: Workload
     subject: str
     laws: list[Law]
+    known: dict[str, list[str]] = field(default_factory=dict)
+    """Facets by law that are known to break, and need not be reduced again."""
     findings: dict[str, Any] | None = None
     failure: str = ""
     death: str = ""
@@ -67,6 +69,7 @@ class Running:
                 "workload": unit.workload.name,
                 "subject": unit.subject,
                 "laws": [law.id for law in unit.laws],
+                "known": unit.known,
                 "description": description,
                 "seed": seed_of(seed, unit.workload.name, unit.subject),
                 "examples": max(1, round(examples * unit.workload.weight)),

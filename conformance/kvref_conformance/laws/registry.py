@@ -66,10 +66,12 @@ def order_free(runs: Runs) -> int:
         for events in runs
     )
     for name, outcome in built_ins_first.items():
-        if other_order.get(name) != outcome:
+        if (other := other_order.get(name, {})) != outcome:
+            unknown = "value" in other and other["value"]["manager"] is None
             raise LawBroken(
                 f"{name} looked up as {outcome}, as when the built-ins were registered first",
-                f"{other_order.get(name)} when they were not",
+                f"{other} when they were not",
+                ("unknown" if unknown else "different",),
             )
     return len(built_ins_first)
 

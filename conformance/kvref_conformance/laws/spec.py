@@ -125,7 +125,7 @@ def copy_consistent(runs: Runs) -> int:
     copied, fresh = copies[0]["outcome"], builds[1]
     if "value" in fresh and "error" in copied:
         raise LawBroken(
-            f"a copy with block size {copies[0]['args']['block_size']}, since a fresh spec of that size exists",
+            f"a copy with block size {copies[0]['args']['block_size']}, as a fresh spec of that size exists",
             f"{copied['error']['type']}: {copied['error']['message']}",
             ("refused",),
         )
@@ -153,8 +153,8 @@ LAWS = [
         id="spec.padding-honoured",
         level=Level.SAFETY,
         statement=(
-            "A requested padded page size is what page_size_bytes says, in every subclass; a target that never "
-            "pads refuses it."
+            "A requested padded page size is what page_size_bytes says, in every subclass; a target that "
+            "never pads refuses it."
         ),
         why="Layers that should share one pool get pages of different sizes, and views overlap.",
         sources=("vLLM PR 31635",),

@@ -1,0 +1,296 @@
+"""Targets whose operations end the process, hang, answer rubbish, or only sometimes do."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import hostile_toy
+from hostile_toy import build, lookup, target
+
+# -- ends of the process ---------------------------------------------------------------------------------------
+
+
+def _large(specs: list[dict[str, Any]]) -> bool:
+    return specs[0]["fields"]["num_kv_heads"] == 4
+
+
+def merge_exits() -> Any:
+    """Only for one size, so that not the first example shows it."""
+    return target(merge=lambda specs: os._exit(0) if _large(specs) else hostile_toy.merge(specs))
+
+
+def merge_segfaults() -> Any:
+    return target(merge=lambda specs: os.kill(os.getpid(), signal.SIGSEGV))
+
+
+def merge_dies_of_real_time_signal() -> Any:
+    return target(merge=lambda specs: os.kill(os.getpid(), signal.SIGRTMIN + 3))
+
+
+def merge_raises_system_exit() -> Any:
+    return target(merge=lambda specs: sys.exit(3))
+
+
+def merge_hangs() -> Any:
+    return target(merge=lambda specs: time.sleep(600))
+
+
+def merge_hangs_with_children() -> Any:
+    """Hangs in a child of its own, which does not care for polite signals, and leaves another behind."""
+
+    def merge(specs: list[dict[str, Any]]) -> None:
+        subprocess.Popen(["sleep", "300"])
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+        subprocess.run(["bash", "-c", "trap '' TERM INT HUP; sleep 300"], check=True)
+
+    return target(merge=merge)
+
+
+def build_leaves_children() -> Any:
+    """Answers, and leaves processes behind, one of them in a session of its own."""
+
+    def build_and_leave(spec: dict[str, Any]) -> Any:
+        if spec["fields"]["num_kv_heads"] == 8:
+            subprocess.Popen(["sleep", "300"])
+            subprocess.Popen(["sleep", "300"], start_new_session=True)
+        return build(spec)
+
+    return target(build=build_and_leave)
+
+
+def build_closes_everything() -> Any:
+    """Closes the connection to kvref along with all other files, and goes on."""
+
+    def close(spec: dict[str, Any]) -> None:
+        os.closerange(3, 256)
+        time.sleep(600)
+
+    return target(build=close)
+
+
+def lookup_dies_once_registered() -> Any:
+    """Ends the process at a look-up, once a vendor's class is registered: state that a reduction has to keep."""
+
+    def dying_lookup(spec: dict[str, Any]) -> Any:
+        if any(name.startswith("Vendor") for name in hostile_toy.table):
+            os.kill(os.getpid(), signal.SIGABRT)
+        return lookup(spec)
+
+    return target(lookup=dying_lookup)
+
+
+def lookup_hangs_once_registered() -> Any:
+    def hanging_lookup(spec: dict[str, Any]) -> Any:
+        if any(name.startswith("Vendor") for name in hostile_toy.table):
+            time.sleep(600)
+        return lookup(spec)
+
+    return target(lookup=hanging_lookup)
+
+
+def merge_dies_once() -> Any:
+    """Ends the process the first time that any process asks; never again."""
+
+    def merge(specs: list[dict[str, Any]]) -> Any:
+        marker = Path(os.environ["HOSTILE_MARKER"])
+        if not marker.exists():
+            marker.touch()
+            os._exit(9)
+        return hostile_toy.merge(specs)
+
+    return target(merge=merge)
+
+
+def host_dies_later() -> Any:
+    """Ends the process that imported it a moment after that is ready."""
+    if os.fork() == 0:
+        time.sleep(1)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(0)
+    return target(build=lambda spec: time.sleep(0.02) or build(spec))
+
+
+def forks_hang() -> Any:
+    """No process forked from it gets anywhere."""
+    os.register_at_fork(after_in_child=lambda: time.sleep(600))
+    return target()
+
+
+# -- answers ---------------------------------------------------------------------------------------------------
+
+
+def build_answers_object() -> Any:
+    return target(build=lambda spec: object())
+
+
+def build_answers_nan() -> Any:
+    return target(build=lambda spec: {**build(spec), "page_size_bytes": float("nan")})
+
+
+def build_answers_none() -> Any:
+    return target(build=lambda spec: None)
+
+
+def build_answers_loop() -> Any:
+    loop: list[Any] = []
+    loop.append(loop)
+    return target(build=lambda spec: loop)
+
+
+def build_answers_too_much() -> Any:
+    return target(build=lambda spec: {**build(spec), "notes": "x" * 100_000_000})
+
+
+def lookup_answers_rubbish() -> Any:
+    return target(lookup=lambda spec: [1, 2, 3])
+
+
+def lookup_answers_object() -> Any:
+    return target(lookup=lambda spec: object())
+
+
+def merge_answers_long_text() -> Any:
+    """Breaks a law with a text that nobody wants to read to its end."""
+
+    def merge(specs: list[dict[str, Any]]) -> Any:
+        answer = hostile_toy.merge(specs)
+        return {**answer, "fields": {**answer["fields"], "note": "y" * 1_000_000}}
+
+    return target(merge=merge)
+
+
+class Untellable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def build_raises_untellable() -> Any:
+    def build(spec: dict[str, Any]) -> None:
+        raise Untellable
+
+    return target(build=build)
+
+
+def build_changes_its_arguments() -> Any:
+    """Eats its arguments; harmless, since they are its own."""
+
+    def eating_build(spec: dict[str, Any]) -> Any:
+        answer = build(spec)
+        spec["fields"].clear()
+        return answer
+
+    return target(build=eating_build)
+
+
+def merge_changes_its_mind() -> Any:
+    """Loses a field every third time."""
+    count = itertools.count()
+
+    def merge(specs: list[dict[str, Any]]) -> Any:
+        answer = hostile_toy.merge(specs)
+        return {**answer, "page_size_bytes": 1} if next(count) % 3 == 2 else answer
+
+    return target(merge=merge)
+
+
+# -- laws broken -----------------------------------------------------------------------------------------------
+
+
+def merge_loses_field() -> Any:
+    """A target with an ordinary bug: merging gives a page of the wrong size."""
+
+    def merge(specs: list[dict[str, Any]]) -> Any:
+        answer = hostile_toy.merge(specs)
+        return {**answer, "page_size_bytes": answer["page_size_bytes"] + 1}
+
+    return target(merge=merge)
+
+
+def asserts_only() -> Any:
+    """Refuses with an assert, which `python -O` leaves out: a robustness law is broken, no other."""
+
+    def register(spec_class: str, manager: str, base: str | None) -> None:
+        try:
+            hostile_toy.register(spec_class, manager, base)
+        except ValueError as error:
+            if __debug__:
+                raise AssertionError(str(error)) from error
+
+    return target(register=register, decorate=register)
+
+
+# -- parts -----------------------------------------------------------------------------------------------------
+
+
+def without_specs() -> Any:
+    return target(specs=None)
+
+
+def without_registry() -> Any:
+    return target(registry=None)
+
+
+def without_attributes() -> Any:
+    """The parts are not even mentioned."""
+    whole = target()
+    del whole.specs, whole.registry
+    return whole
+
+
+def without_merge() -> Any:
+    whole = target()
+    del whole.specs.merge
+    return whole
+
+
+def without_name() -> Any:
+    whole = target()
+    del whole.name
+    return whole
+
+
+def with_odd_name() -> Any:
+    return target(name=["toy"])
+
+
+def with_long_version() -> Any:
+    return target(version="9" * 100_000)
+
+
+def with_odd_capabilities() -> Any:
+    return target(capabilities={"devices": {1, 2}})
+
+
+def with_odd_classes() -> Any:
+    return target(classes=lambda: [{"name": "FullAttentionSpec"}])
+
+
+def with_no_classes() -> Any:
+    return target(classes=lambda: [])
+
+
+def classes_hang() -> Any:
+    return target(classes=lambda: time.sleep(600))
+
+
+def classes_die() -> Any:
+    return target(classes=lambda: os._exit(4))
+
+
+def chatty() -> Any:
+    """Prints wherever it can."""
+    print("loading", flush=True)
+
+    def chatty_build(spec: dict[str, Any]) -> Any:
+        print("building", spec, flush=True)
+        print("building", spec, file=sys.stderr, flush=True)
+        return build(spec)
+
+    return target(build=chatty_build)

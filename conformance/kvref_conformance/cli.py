@@ -18,6 +18,7 @@ from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, select_l
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report import ForeignDirectory, claim, progress, render, render_laws, write_report
 from kvref_conformance.report.files import report_document
+from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.results import EXIT_CODES, EXIT_USAGE
 from kvref_conformance.runner import DEPTHS, Options, Runner
 from kvref_conformance.targets import UnknownTarget
@@ -162,9 +163,14 @@ def check(
 @cli.command()
 @click.argument("patterns", nargs=-1, metavar="[GLOB]...")
 @click.option("-v", "--verbose", is_flag=True, help="Also why each law matters, and its sources.")
-def laws(patterns: tuple[str, ...], verbose: bool) -> None:
+@click.option("--markdown", is_flag=True, help="As the page docs/laws.md.")
+def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
     """List the laws, all or those that match."""
-    render_laws([LAWS[law] for law in select_laws(patterns)], Console(), verbose)
+    selected = [LAWS[law] for law in select_laws(patterns)]
+    if markdown:
+        click.echo(laws_page(selected), nl=False)
+    else:
+        render_laws(selected, Console(), verbose)
 
 
 @cli.command()

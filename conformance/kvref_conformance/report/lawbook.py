@@ -1,0 +1,45 @@
+"""The page of all laws, docs/laws.md."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+
+from kvref_conformance.faults import FAULTS
+from kvref_conformance.laws import Law
+from kvref_strategies.catalogue import WORKLOADS
+
+_HEAD = """# Laws
+
+Made by `kvref laws --markdown`; change the laws, not this page. A *safety* law is one the engine relies on: wrong
+output, lost memory, a crash or a refused start follows when it breaks. A *robustness* law is good behaviour under
+misuse; `kvref check` fails on it with `--strict` only.
+"""
+
+
+def laws_page(laws: Iterable[Law]) -> str:
+    """Markdown: each law, why it matters, and where its check, its workload and its fault are."""
+    lines = [_HEAD]
+    area = ""
+    for law in laws:
+        if law.area != area:
+            area = law.area
+            lines.append(f"## {area}\n")
+        workload = WORKLOADS.get(law.workload)
+        faults = [f"`{name.partition('faults.')[2]}`" for name, broken in FAULTS.items() if broken == law.id]
+        lines += [
+            f"### {law.id}\n",
+            f"{law.statement} *({law.level})*\n",
+            f"{law.why} Sources: {', '.join(law.sources)}.\n",
+            f"* check: `{_place(law.check)}`",
+            f"* workload: `{workload.name}`, `{_place(workload.examples)}`"
+            if workload
+            else "* workload: all",
+            f"* faults: {', '.join(faults)}\n",
+        ]
+    return "\n".join(lines)
+
+
+def _place(thing: object) -> str:
+    module = inspect.getmodule(thing)
+    return f"{module.__name__ if module else '?'}.{getattr(thing, '__name__', '?')}"

@@ -1,0 +1,108 @@
+"""Stock vLLM 0.32.0: what is known of it is found, and nothing else.
+
+Runs by name, with KVREF_VLLM_PYTHON naming the interpreter of an environment with vLLM (`tox -e vllm`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PYTHON = os.environ["KVREF_VLLM_PYTHON"]
+
+
+def kvref(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and report of `kvref check vllm`."""
+    command = [sys.executable, "-m", "kvref_conformance", "check", "vllm", "--python", PYTHON, "--json"]
+    ran = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=1200, check=False)
+    assert ran.stdout, ran.stderr
+    report: dict[str, Any] = json.loads(ran.stdout)
+    return ran.returncode, report
+
+
+@pytest.fixture(scope="module")
+def unknowing(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], Path]:
+    """A run that is told nothing of what is known."""
+    folder = tmp_path_factory.mktemp("stock") / "report"
+    code, report = kvref("--baseline", "none", "--report", str(folder))
+    return code, report, folder
+
+
+def rows(report: dict[str, Any], law: str) -> list[dict[str, Any]]:
+    return [row for row in report["laws"] if row["id"] == law]
+
+
+def facets(report: dict[str, Any], law: str, status: str) -> set[tuple[str, str]]:
+    return {(row["subject"], row["facet"]) for row in rows(report, law) if row["status"] == status}
+
+
+def test_it_is_the_version_that_is_known(unknowing: tuple[int, dict[str, Any], Path]) -> None:
+    assert unknowing[1]["target"]["version"] == "0.32.0"
+
+
+def test_known_deviations_are_found_by_general_laws(unknowing: tuple[int, dict[str, Any], Path]) -> None:
+    code, report, _ = unknowing
+    assert code == 1
+    assert report["verdict"] == "not conformant"
+    # A spec registered before anything else leaves the built-ins out.
+    assert facets(report, "registry.order-free", "broken") == {("registry", "unknown")}
+    # Windowed MLA specs merge whatever their head sizes and block sizes; other classes do not.
+    unequal = facets(report, "spec.merge-refuses-unequal", "broken")
+    assert {("SlidingWindowMLASpec", "head_size"), ("SlidingWindowMLASpec", "block_size")} <= unequal
+    for clean in ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MambaSpec"):
+        assert (clean, "") in facets(report, "spec.merge-refuses-unequal", "holds")
+    # Refusals of the registry are asserts.
+    assert facets(report, "registry.refusals-survive-O", "broken") >= {("registry", "conflict")}
+
+
+def test_the_rest_holds(unknowing: tuple[int, dict[str, Any], Path]) -> None:
+    """The control: laws that vLLM keeps are seen to hold, so what breaks does not break for our own sake."""
+    report = unknowing[1]
+    for law in ("registry.nearest-base", "registry.conflict-refused", "target.answers"):
+        assert {(row["status"], row["examples"] > 0) for row in rows(report, law)} == {("holds", True)}
+    states = {row["status"] for row in report["laws"]}
+    assert states == {"broken", "holds", "not-applicable"}
+
+
+def test_each_program_shows_it_with_vllm_alone(unknowing: tuple[int, dict[str, Any], Path]) -> None:
+    _, report, folder = unknowing
+    programs = [folder / row["repro"] for row in report["laws"] if row["status"] == "broken"]
+    assert programs
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    for program in programs:
+        ran = subprocess.run(
+            [PYTHON, "-I", str(program)], capture_output=True, text=True, env=environment, check=False
+        )
+        assert ran.returncode == 1, f"{program.name}: {ran.stdout[-2000:]}{ran.stderr[-2000:]}"
+
+
+def test_the_environment_has_no_kvref() -> None:
+    """What the programs are run with cannot lean on the suite."""
+    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('kvref_conformance') is not None)"
+    assert subprocess.run([PYTHON, "-I", "-c", find], check=False).returncode == 0
+
+
+@cache
+def with_baseline() -> tuple[int, dict[str, Any], float]:
+    start = time.monotonic()
+    code, report = kvref()
+    return code, report, time.monotonic() - start
+
+
+def test_the_shipped_baseline_lists_all_of_it() -> None:
+    code, report, _ = with_baseline()
+    assert code == 0
+    assert report["baseline"] == "vllm-0.32.0"
+    assert report["notes"] == []
+    assert {row["status"] for row in report["laws"]} == {"known", "holds", "not-applicable"}
+    assert all(row["message"] for row in report["laws"] if row["status"] == "known")
+
+
+def test_it_takes_no_longer_than_promised() -> None:
+    assert with_baseline()[2] < 120

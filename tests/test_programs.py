@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,8 @@ from kvref_conformance.laws import LAWS
 from kvref_conformance.laws.core import Law
 from kvref_conformance.programs import (
     ProgramError,
-    ProgramRun,
     Source,
     collect,
-    run_program,
     stand_alone_program,
 )
 from kvref_conformance.programs_runtime import perform_operation
@@ -158,15 +157,33 @@ def program(check: str, trace: dict[str, Any], **options: Any) -> str:
     return stand_alone_program(target_name="engine", target_version="1.2", trace=trace, **options)
 
 
-def run(source: str, *paths: Path, timeout: float = 20) -> ProgramRun:
+@dataclass(frozen=True)
+class Ran:
+    exit_code: int
+    output: str
+
+
+def run(source: str, *paths: Path) -> Ran:
+    """Run a program in a new interpreter, as somebody who was given it would."""
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PATH": os.environ["PATH"]}
-    return run_program(source, python=[sys.executable], env=env, timeout=timeout)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "program.py")
+        path.write_text(source, encoding="utf-8")
+        ran = subprocess.run(
+            [sys.executable, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            timeout=60,
+            check=False,
+        )
+    return Ran(ran.returncode, ran.stdout.decode("utf-8", "replace"))
 
 
-def outcomes(ran: ProgramRun) -> list[list[dict[str, Any]]]:
+def outcomes(ran: Ran) -> list[list[dict[str, Any]]]:
     """What a program of the law `always_broken` observed."""
-    assert ran.exit_code == 1, ran.output_tail
-    observed: list[list[dict[str, Any]]] = ast.literal_eval(ran.output_tail.rpartition("observed: ")[2])
+    assert ran.exit_code == 1, ran.output
+    observed: list[list[dict[str, Any]]] = ast.literal_eval(ran.output.rpartition("observed: ")[2])
     return observed
 
 
@@ -267,7 +284,7 @@ def test_annotations_that_dataclasses_read_stay_meaningful(write: Callable[..., 
     )
     source = collect([Source("fake.a", "C")], inline=INLINE)
     assert "from typing import ClassVar\n" in source
-    assert run(f"{source}\nprint(C())").output_tail == "C(own=1)\n"
+    assert run(f"{source}\nprint(C())").output == "C(own=1)\n"
 
 
 @pytest.mark.parametrize(
@@ -297,8 +314,8 @@ def test_refused_sources(write: Callable[..., None], a: str, message: str) -> No
 def test_broken(engine: Path) -> None:
     source = program("echoes", trace([saying("echo", 1), saying("refuse", "no"), saying("echo", [(2, 3)])]))
     ran = run(source, engine)
-    assert (ran.exit_code, "judgements made: 2" in ran.output_tail) == (0, True)
-    assert "Refused" in ran.output_tail
+    assert (ran.exit_code, "judgements made: 2" in ran.output) == (0, True)
+    assert "Refused" in ran.output
 
     lying = engine.parent / "lying"
     lying.mkdir()
@@ -306,7 +323,7 @@ def test_broken(engine: Path) -> None:
     ran = run(source, lying)
     assert ran.exit_code == 1
     for text in ("BROKEN fake.law: what is said is echoed", "expected: 1\n", "observed: 'a lie'\n"):
-        assert text in ran.output_tail
+        assert text in ran.output
 
 
 def test_program_needs_the_target_alone(engine: Path) -> None:
@@ -329,7 +346,7 @@ def test_neither(engine: Path, isolated: bool) -> None:
     assert run(program("mistaken", once, isolated=isolated), engine).exit_code == 2
     opaque = run(program("always_broken", trace([saying("opaque")]), isolated=isolated), engine)
     assert opaque.exit_code == 2
-    assert "not JSON serializable" in opaque.output_tail
+    assert "not JSON serializable" in opaque.output
 
 
 def test_exit_code_of_the_target_is_not_the_programs(engine: Path) -> None:
@@ -349,7 +366,7 @@ def test_program_runs_inside_another_process(engine: Path, tmp_path: Path, isola
         "except SystemExit as end: print('ended with', end.code, flush=True); os._exit(5)",
         engine,
     )
-    assert (ran.exit_code, ran.output_tail[-13:]) == (5, "ended with 1\n")
+    assert (ran.exit_code, ran.output[-13:]) == (5, "ended with 1\n")
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -411,7 +428,7 @@ def test_hostile_strings_survive(engine: Path) -> None:
     for isolated in (False, True):
         source = program("echoes", trace([say]), title=text + '"', law=evil, isolated=isolated)
         ran = run(source, engine)
-        assert (ran.exit_code, "judgements made: 1" in ran.output_tail) == (0, True), ran.output_tail
+        assert (ran.exit_code, "judgements made: 1" in ran.output) == (0, True), ran.output
     assert run(program("always_broken", trace([say]), title="\\"), engine).exit_code == 1
 
 
@@ -487,7 +504,7 @@ def test_same_inputs_same_program() -> None:
     assert b"def build" in first
 
 
-@pytest.mark.parametrize("target", ["vllm"])
+@pytest.mark.parametrize("target", ["reference", "vllm"])
 @pytest.mark.parametrize("isolated", [False, True])
 def test_every_law_and_operation_fits_into_one_program(target: str, isolated: bool) -> None:
     def source(operation: str) -> Source:
@@ -505,37 +522,3 @@ def test_every_law_and_operation_fits_into_one_program(target: str, isolated: bo
 
 
 # -- running -------------------------------------------------------------------------------------------------
-
-
-def test_output_is_bounded() -> None:
-    ran = run("import sys\nfor _ in range(2000): print('x' * 10_000)\nprint('end')\nsys.exit(7)")
-    assert ran.exit_code == 7
-    assert ran.output_tail.endswith("x\nend\n")
-    assert len(ran.output_tail) == 32 * 1024
-
-
-def test_signals_have_negative_codes() -> None:
-    assert run("import os\nos.abort()").exit_code == -6
-
-
-@pytest.mark.parametrize(
-    "ending", ["time.sleep(600)", "os.close(1); os.close(2); time.sleep(600)", "os._exit(0)"]
-)
-def test_nothing_is_left_running(tmp_path: Path, ending: str) -> None:
-    note = tmp_path / "pid"
-    started = time.monotonic()
-    ran = run(
-        "import os, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'while True: print(0)'])\n"
-        f"open({str(note)!r}, 'w').write(str(child.pid))\n" + ending,
-        timeout=1,
-    )
-    assert ran.exit_code == (0 if "_exit" in ending else None)
-    assert time.monotonic() - started < 10
-    status = Path(f"/proc/{note.read_text()}/status")
-    for _ in range(100):  # killed; its new parent may take a moment to collect it
-        if not status.exists() or "\nState:\tZ" in status.read_text():
-            break
-        time.sleep(0.02)
-    else:
-        pytest.fail("a process was left")

@@ -117,14 +117,11 @@ class _Alone:
 
 
 def _run_program(path: Path, target_name: str) -> int:
-    """Run a stand-alone program as the interpreter would, its output beside it.
+    """Run a stand-alone program as the interpreter would: its exit code.
 
     Nothing of the suite is importable for it; what it imports of the target is there already, which is all
     that tells this process from a new interpreter.
     """
-    with path.with_suffix(".out").open("w") as output:
-        os.dup2(output.fileno(), sys.stdout.fileno())
-        os.dup2(output.fileno(), sys.stderr.fileno())
     unwanted = [package for package in _NOT_FOR_PROGRAMS if package != target_name.partition(".")[0]]
     for name in [name for name in sys.modules if name.partition(".")[0] in unwanted]:
         del sys.modules[name]

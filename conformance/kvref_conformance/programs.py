@@ -20,18 +20,11 @@ import importlib.util
 import itertools
 import json
 import math
-import os
 import re
-import selectors
-import signal
-import subprocess
 import symtable
 import sys
-import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +32,11 @@ from typing import Any
 from kvref_conformance.laws.core import Law
 from kvref_conformance.results import Trace
 
-__all__ = ["ProgramError", "ProgramRun", "Source", "collect", "run_program", "stand_alone_program"]
+__all__ = ["ProgramError", "Source", "collect", "stand_alone_program"]
 
 FUTURE = "from __future__ import annotations"
 INLINE = ("kvref_conformance",)
 RUNTIME = "kvref_conformance.programs_runtime"
-OUTPUT_TAIL = 32 * 1024
 WIDTH = 100
 MODULE_NAMES = {"__name__", "__file__"}
 # Dataclasses look these up in annotations, even in those that are strings.
@@ -61,14 +53,6 @@ class Source:
 
     module: str
     name: str
-
-
-@dataclass(frozen=True)
-class ProgramRun:
-    """How a program ended; `exit_code` is None when it ran out of time, negative for a signal."""
-
-    exit_code: int | None
-    output_tail: str
 
 
 def collect(sources: Sequence[Source], *, inline: Sequence[str] = INLINE) -> str:
@@ -180,55 +164,6 @@ def stand_alone_program(
     except (SyntaxError, ValueError) as error:
         raise ProgramError(f"the program for {law.id} is no Python: {error}") from error
     return program
-
-
-def run_program(source: str, *, python: Sequence[str], env: Mapping[str, str], timeout: float) -> ProgramRun:
-    """Run a program in a folder and a process group of its own, and leave nothing of the group running."""
-    tail = bytearray()
-
-    def read(descriptor: int) -> bool:
-        chunk = os.read(descriptor, 65536)
-        tail.extend(chunk)
-        del tail[:-OUTPUT_TAIL]
-        return bool(chunk)
-
-    reading, writing = os.pipe()
-    with (
-        tempfile.TemporaryDirectory(prefix="kvref-program-") as folder,
-        selectors.DefaultSelector() as ready,
-        open(reading, "rb", buffering=0),
-    ):
-        ready.register(reading, selectors.EVENT_READ)
-        path = Path(folder, "program.py")
-        path.write_text(source, encoding="utf-8")
-        deadline = time.monotonic() + timeout
-        try:
-            process = subprocess.Popen(
-                [*python, str(path)],
-                cwd=folder,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                start_new_session=True,
-            )
-        finally:
-            os.close(writing)
-        try:
-            while (code := process.poll()) is None and time.monotonic() < deadline:
-                if not ready.get_map():  # it closed its output and goes on
-                    time.sleep(0.01)
-                elif ready.select(0.02) and not read(reading):
-                    ready.unregister(reading)
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        # What is left in the pipe; bounded, for a process that left the group may still write.
-        for _ in range(32):
-            if not ready.get_map() or not ready.select(0) or not read(reading):
-                break
-    return ProgramRun(code, tail.decode("utf-8", "replace"))
 
 
 def _look_up(operations: Mapping[str, Source] | Callable[[str], Source], name: str) -> Source:

@@ -286,10 +286,10 @@ class Runner:
         address = self._hosts[""]
         path = Path(address).parent / f"{trace_digest(row.trace)}.py"
         path.write_text(row.program, encoding="utf-8")
-        code, output = run_program(path, self._worker.target, address, self._worker.timeout * LOAD_PATIENCE)
-        if code != 1:
+        ended = run_program(path, self._worker.target, address, self._worker.timeout * LOAD_PATIENCE)
+        if ended != 1:
             row.status = Status.UNCONFIRMED
-            row.message += f"; its program ended with {code}, not 1: {output[-500:]}"
+            row.message += f"; its program did not exit with 1 but: {ended}"
 
     def _program(self, row: Row, trace: Trace) -> str:
         target = self._worker.target

@@ -73,28 +73,20 @@ class Session:
         self.close()
 
 
-def run_program(path: Path, target: str, address: str, timeout: float) -> tuple[int | None, str]:
-    """Run a stand-alone program in a pristine child of a host: its exit code, and the end of its output.
-
-    The exit code is None when the program died or took more than `timeout` seconds.
-    """
+def run_program(path: Path, target: str, address: str, timeout: float) -> int | str:
+    """Run a stand-alone program in a pristine child of a host: its exit code, or why it has none."""
     channel = Channel.connect(Path(address))
-    code: int | None = None
-    how = f"no answer within {timeout:g} s"
+    pid: int = channel.receive()["pid"]
     try:
-        pid: int = channel.receive()["pid"]
         channel.send({"kind": "program", "path": str(path), "target": target})
         if channel.ready(timeout):
-            code, how = channel.receive()["exit_code"], ""
-        else:
-            kill_group(pid)
+            return int(channel.receive()["exit_code"])
+        kill_group(pid)
+        return f"no answer within {timeout:g} s"
     except EOFError:
-        how = end_of(Path(address), pid)
+        return end_of(Path(address), pid)
     finally:
         channel.close()
-    output = path.with_suffix(".out")
-    text = output.read_text(errors="replace")[-2000:].strip() if output.exists() else ""
-    return code, f"{text}\n{how}".strip()
 
 
 def execute(trace: Trace, hosts: Hosts, timeout: float) -> list[list[dict[str, Any]]]:

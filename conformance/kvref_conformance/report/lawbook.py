@@ -11,9 +11,9 @@ from kvref_strategies.catalogue import WORKLOADS
 
 _HEAD = """# Laws
 
-Made by `kvref laws --markdown`; change the laws, not this page. A *safety* law is one the engine relies on: wrong
-output, lost memory, a crash or a refused start follows when it breaks. A *robustness* law is good behaviour under
-misuse; `kvref check` fails on it with `--strict` only.
+Made by `kvref laws --markdown`; change the laws, not this page. A *safety* law is one the engine relies on:
+wrong output, lost memory, a crash or a refused start follows when it breaks. A *robustness* law is good
+behaviour under misuse; `kvref check` fails on it with `--strict` only.
 """
 
 

@@ -95,14 +95,14 @@ def minimal(info: SpecClassInfo) -> SpecDescriptor:
 
 
 @st.composite
-def descriptors(draw: Draw, info: SpecClassInfo) -> SpecDescriptor:
-    """A legal spec of the class, most fields at their defaults."""
+def descriptors(draw: Draw, info: SpecClassInfo, often: tuple[str, ...] = ()) -> SpecDescriptor:
+    """A legal spec of the class, most fields at their defaults, those in `often` at other values as often."""
     spec = minimal(info)
     for field in info["fields"]:
         values = menu(info, field["name"])
         if not values:
             continue
-        if is_required(field) or draw(_rarely):
+        if is_required(field) or draw(st.booleans() if field["name"] in often else _rarely):
             spec["fields"][field["name"]] = draw(st.sampled_from(values))
     return _legal(spec)
 
@@ -205,7 +205,7 @@ def merge_unequal(draw: Draw, stage: Stage, description: Description, subject: s
 def copy(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Copy a spec to another block size, and build a fresh one of that size."""
     info = class_info(description, subject)
-    spec = draw(descriptors(info))
+    spec = draw(descriptors(info, often=("alignment",)))
     block_size = draw(st.sampled_from(legal_block_sizes(info, spec)))
     stage.perform("specs.build", spec=spec)
     stage.perform("specs.copy", spec=spec, block_size=block_size)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvref_conformance import baseline as baselines
-from kvref_conformance.baseline import NO_BASELINE, Baseline
+from kvref_conformance.baseline import NO_BASELINE, Baseline, BaselineError
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result
@@ -47,11 +47,16 @@ class Loaded:
 
 
 @contextmanager
-def loaded(worker: Worker, laws: Sequence[str], watcher: Progress) -> Iterator[Loaded]:
-    """Load the target for these laws. Raises `UnknownTarget`, `TargetFailed`."""
+def loaded(
+    worker: Worker, laws: Sequence[str], watcher: Progress, flags: Sequence[str] = ()
+) -> Iterator[Loaded]:
+    """Load the target for these laws, and for sets of interpreter flags that a trace asks for.
+
+    Raises `UnknownTarget`, `TargetFailed`.
+    """
     check_name(worker.target)
     watcher.phase(f"loading {worker.target}")
-    with running_hosts(worker, flags_needed(laws)) as hosts:
+    with running_hosts(worker, dict.fromkeys([*flags_needed(laws), *flags])) as hosts:
         yield Loaded(worker, hosts, hosts[""].ask({"kind": "describe"})["description"])
 
 
@@ -60,5 +65,8 @@ def choose_baseline(choice: str | None, description: Description) -> Baseline:
     if choice == "none":
         return NO_BASELINE
     if choice is not None:
-        return baselines.load(Path(choice))
+        try:
+            return baselines.load(Path(choice))
+        except RecursionError as error:
+            raise BaselineError(f"baseline {choice!r} is nested too deeply") from error
     return baselines.shipped(description["name"], description["version"])

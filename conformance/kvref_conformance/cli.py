@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -19,30 +25,82 @@ from kvref_conformance.laws import LAWS
 from kvref_conformance.report import ForeignDirectory, claim, progress, render, render_laws, write_report
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.lawbook import laws_page
+from kvref_conformance.report.text import visible, visible_lines
 from kvref_conformance.results import EXIT_CODES, EXIT_USAGE
 from kvref_conformance.runner import DEPTHS, Options, Runner
+from kvref_conformance.session import NotJudged
 from kvref_conformance.targets import UnknownTarget
 from kvref_conformance.worker import TargetFailed, Worker
+
+EXIT_INTERRUPTED = 130
+
+_POLITE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 _REFUSED = (
     NoSuchLaw,
     UnknownTarget,
     TargetFailed,
+    NotJudged,
     ForeignDirectory,
     baselines.BaselineError,
     schemas.InvalidDocument,
 )
 
 
+@contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """Make polite requests to end an exception, so that nothing is left behind."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    polite = [number for number in _POLITE_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        for number in polite:
+            signal.signal(number, leave)
+        yield
+    finally:
+        for number in polite:
+            signal.signal(number, signal.SIG_DFL)
+
+
 class _Group(click.Group):
-    """Ends every refusal with one paragraph and exit code 2."""
+    """Ends every refusal with one paragraph and exit code 2; an interrupt leaves nothing running."""
 
     def invoke(self, context: click.Context) -> Any:
         try:
-            return super().invoke(context)
+            with _ends_in_order():
+                return super().invoke(context)
         except _REFUSED as error:
-            click.echo(f"kvref: {error}", err=True)
+            click.echo(f"kvref: {visible_lines(str(error))}", err=True)
             context.exit(EXIT_USAGE)
+        except KeyboardInterrupt:
+            click.echo("kvref: interrupted", err=True)
+            context.exit(EXIT_INTERRUPTED)
+        except EOFError:  # click would take it for an interrupt
+            click.echo("kvref: a process of the target ended where none was expected to", err=True)
+            context.exit(EXIT_USAGE)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody reads on: click ends quietly
+                raise
+            click.echo(f"kvref: {visible(str(error))}", err=True)
+            context.exit(EXIT_USAGE)
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not 0 < value <= 86_400 or math.isnan(value):
+        raise click.BadParameter("give seconds, more than 0 and at most a day")
+    return value
+
+
+def _writable(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and not value.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(value.parent)!r}")
+    return value
 
 
 def _target_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -61,6 +119,7 @@ def _target_options(command: Callable[..., None]) -> Callable[..., None]:
                 "--timeout",
                 default=30.0,
                 show_default=True,
+                callback=_seconds,
                 help="Seconds one operation may take; loading the target may take ten times that.",
             ),
         )
@@ -113,6 +172,7 @@ def cli() -> None:
 @click.option(
     "--save-baseline",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=_writable,
     help="Write what was found broken as a baseline to review.",
 )
 @click.pass_context
@@ -142,6 +202,7 @@ def check(
                  2  bad usage, or the target cannot be loaded
                  3  incomplete: something was cut, died, or could not be confirmed
     """
+    started = time.monotonic()
     laws = select_laws(patterns)
     if report is not None:
         claim(report)
@@ -149,6 +210,7 @@ def check(
     worker = Worker(target, python, paths, timeout)
     with progress(Console(stderr=True)) as watcher, loaded(worker, laws, watcher) as one:
         result = one.check(options, choose_baseline(baseline, one.description), watcher)
+    result.elapsed_seconds = time.monotonic() - started
     if report is not None:
         write_report(result, report)
     if save_baseline is not None:
@@ -187,14 +249,15 @@ def doctor(target: str, python: str, paths: tuple[str, ...], timeout: float) -> 
     click.echo(f"parts        {', '.join(description['parts']) or 'none'}")
     known = baselines.shipped(description["name"], description["version"])
     click.echo(f"baseline     {known.name or 'none shipped for this version'}")
-    click.echo(f"classes      {', '.join(info['name'] for info in description['classes'])}")
+    classes = ", ".join(info["name"] for info in description["classes"])
+    click.echo(f"classes      {visible(classes) or 'none'}")
     if description["threads"] > 1:
         click.echo(
             f"threads      {description['threads']} run after import: forked processes have one, and may "
             "wait for the others"
         )
     for row in planned:
-        click.echo(f"left out     {row.title}: {row.message}")
+        click.echo(f"left out     {visible(f'{row.title}: {row.message}')}")
 
 
 @cli.command()
@@ -210,21 +273,27 @@ def replay(
     """
     try:
         document = json.loads(trace.read_text(encoding="utf-8"))
+        schemas.validate(document, "trace")
+    except schemas.InvalidDocument:
+        raise
     except ValueError as error:
         raise schemas.InvalidDocument("trace", "$", f"not JSON: {error}") from error
-    schemas.validate(document, "trace")
+    except RecursionError as error:
+        raise schemas.InvalidDocument("trace", "$", "nested too deeply") from error
     if document["law"] not in LAWS:
         raise NoSuchLaw(f"{trace}: no law is called {document['law']!r}; 'kvref laws' lists them")
     law = LAWS[document["law"]]
     options = Options(laws=(law.id,))
+    flags = [" ".join(run["flags"]) for run in document["runs"]]
     with (
         progress(Console(stderr=True)) as watcher,
-        loaded(Worker(target, python, paths, timeout), (law.id,), watcher) as one,
+        loaded(Worker(target, python, paths, timeout), (), watcher, flags) as one,
     ):
         broken = Runner(one.worker, one.hosts, one.description, options, watcher).judge(law, document)
-    click.echo(f"{law.id} [{document['subject']}] in {one.description['name']} {one.description['version']}")
+    subject = visible(document["subject"], 200)
+    click.echo(f"{law.id} [{subject}] in {one.description['name']} {one.description['version']}")
     if broken is None:
         click.echo("holds")
         context.exit(0)
-    click.echo(f"breaks\n  expected  {broken.expected}\n  observed  {broken.observed}")
+    click.echo(f"breaks\n  expected  {visible(broken.expected)}\n  observed  {visible(broken.observed)}")
     context.exit(1)

@@ -9,76 +9,112 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import platform
 import runpy
+import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvref.target import Target, perform
+from kvref.target import Target
 from kvref_conformance.channel import Channel, Message
+from kvref_conformance.programs_runtime import how_it_ended
+from kvref_conformance.session import NotJudged, kill_group
+from kvref_conformance.stage import answer
 from kvref_conformance.targets import load_target
 from kvref_conformance.unit import run_unit
 
 _NOT_FOR_PROGRAMS = ("kvref_conformance", "kvref_strategies", "hypothesis")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
+_ORDERLY_END = 86  # exit code of a child whose work is done; 0 may be an operation's `os._exit(0)`
+_LONGEST_NAME = 100
 
 
-def serve(config: dict[str, Any]) -> None:
-    """Load the target, report on the control channel, then serve connections until that closes."""
-    _die_with_parent()
+def serve(config: dict[str, Any]) -> NoReturn:
+    """Load the target, report on the control channel, then serve connections until that closes.
+
+    Ends the process, and with it whatever was started from it. Exit handlers of the target do not run.
+    """
     control = Channel.from_socket(socket.socket(fileno=config["control"]))
-    try:
-        target = load_target(config["target"])
-    except BaseException as error:
-        control.send({"failed": _explain(error)})
-        return
-    # What is imported stays: children need not look through it, nor copy it, when they collect garbage.
-    gc.freeze()
+    _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if control.ready(0):  # the parent, which never says anything here, ended before
+        os._exit(1)
+    # What children leave behind, wherever it moved, stays a child of this process, so that it can be ended.
+    _prctl(_ADOPT_ORPHANS, 1)
     folder = Path(config["folder"])
-    address = folder / "host.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(os.fspath(address))
-        listener.listen(64)
-        _serve_connections(target, listener, control, folder)
+    status = 0
+    try:
+        try:
+            target = load_target(config["target"])
+        except BaseException as error:
+            control.send({"failed": _explain(error)})
+        else:
+            # What is imported stays: children need not look through it, nor copy it, to collect garbage.
+            gc.freeze()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(os.fspath(folder / "host.sock"))
+                listener.listen(64)
+                _serve_connections(target, listener, control, folder)
+    except EOFError:
+        pass
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    finally:
+        _end_children()
+        _flush()
+        os._exit(status)
 
 
 def _serve_connections(target: Target, listener: socket.socket, control: Channel, folder: Path) -> None:
+    host = os.getpid()
+    children: set[int] = set()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # From here on the closed control channel tells that the parent has ended, and leaves time to clean up.
+    _prctl(_DIE_WITH_PARENT, 0)
     control.send({"ready": str(folder / "host.sock")})
     while True:
         events = wait([listener, control.connection, reader])
         if reader in events:
             os.read(reader, 4096)
-            _record_deaths(folder)
+            _record_deaths(folder, children)
         if control.connection in events:
+            # The parent does this, too, unless it was killed.
+            shutil.rmtree(folder.parent, ignore_errors=True)
             return
         if listener in events:
             connection, _ = listener.accept()
-            if os.fork() == 0:
+            if (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 listener.close()
                 control.close()
-                _child(target, Channel.from_socket(connection), folder)
+                _child(target, Channel.from_socket(connection), host)
+            children.add(pid)
             connection.close()
 
 
-def _child(target: Target, channel: Channel, folder: Path) -> NoReturn:
+def _child(target: Target, channel: Channel, host: int) -> NoReturn:
     """Serve one connection and end, whatever happens."""
     status = 1
     try:
         os.setpgid(0, 0)
-        _die_with_parent()
+        # Elsewhere than on Linux the closed channel has to do.
+        _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != host:  # it ended before
+            os._exit(1)
         channel.send({"pid": os.getpid()})
         request = channel.receive()
         match request["kind"]:
@@ -90,9 +126,9 @@ def _child(target: Target, channel: Channel, folder: Path) -> NoReturn:
                 run_unit(target, request, channel)
             case "program":
                 channel.send({"exit_code": _run_program(Path(request["path"]), request["target"])})
-        status = 0
+        status = _ORDERLY_END
     except EOFError:
-        status = 0
+        status = _ORDERLY_END
     except BaseException as error:
         channel.send({"failed": _explain(error)})
     finally:
@@ -102,7 +138,7 @@ def _child(target: Target, channel: Channel, folder: Path) -> NoReturn:
 def _serve_session(target: Target, channel: Channel) -> None:
     while True:
         request = channel.receive()
-        channel.send({"outcome": perform(target, request["op"], request["args"])})
+        channel.send({"outcome": answer(target, request["op"], request["args"])})
 
 
 class _Alone:
@@ -135,24 +171,80 @@ def _run_program(path: Path, target_name: str) -> int:
         traceback.print_exc()
         return 2
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
     return 0
 
 
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # the target's own stream, or a closed one
+            pass
+
+
 def describe(target: Target) -> Message:
-    """What the runner and the strategies need to know of a target, as plain data."""
-    specs, registry = target.specs, target.registry
-    return {
+    """What the runner and the strategies need to know of a target, as plain data.
+
+    Raises:
+        NotJudged: the target does not tell, or tells what cannot be worked with.
+    """
+    specs, registry = getattr(target, "specs", None), getattr(target, "registry", None)
+    for attribute in ("name", "version"):
+        text = getattr(target, attribute, None)
+        if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
+            raise NotJudged(
+                f"the {attribute} of {type(target).__name__!r}, which the factory gave, is {_short(text)}, "
+                f"not a string of 1 to {_LONGEST_NAME} printable characters"
+            )
+    told = {
         "name": target.name,
         "version": target.version,
-        "capabilities": dict(target.capabilities),
-        "parts": [part for part in ("specs", "registry") if getattr(target, part) is not None],
-        "classes": specs.classes() if specs is not None else [],
-        "managers": registry.managers() if registry is not None else [],
+        "capabilities": _plain(getattr(target, "capabilities", None), dict, "capabilities"),
+        "parts": [name for name, part in (("specs", specs), ("registry", registry)) if part is not None],
+        "classes": _plain(specs.classes(), list, "specs.classes()") if specs is not None else [],
+        "managers": _plain(registry.managers(), list, "registry.managers()") if registry is not None else [],
         "environment": {"python": platform.python_version(), "torch": _torch_version()},
         "threads": _thread_count(),
     }
+    for info in told["classes"]:
+        if not _is_class_info(info):
+            raise NotJudged(f"specs.classes() lists {_short(info)}, not what docs/targets.md asks for")
+    for name in told["managers"]:
+        if not isinstance(name, str):
+            raise NotJudged(f"registry.managers() lists {_short(name)}, which is no name")
+    return told
+
+
+def _plain(value: Any, kind: type, what: str) -> Any:
+    """The value after a journey through JSON, when it is plain data of this kind."""
+    try:
+        plain = json.loads(json.dumps(dict(value) if kind is dict else value, allow_nan=False))
+    except Exception as error:
+        raise NotJudged(f"{what} is {_short(value)}, which is not plain data ({error})") from error
+    if not isinstance(plain, kind):
+        raise NotJudged(f"{what} is {_short(value)}, which is no {kind.__name__}")
+    return plain
+
+
+def _is_class_info(info: Any) -> bool:
+    return (
+        isinstance(info, dict)
+        and isinstance(info.get("name"), str)
+        and isinstance(info.get("mro"), list)
+        and all(isinstance(name, str) for name in info["mro"])
+        and isinstance(info.get("fields"), list)
+        and all(isinstance(field, dict) and isinstance(field.get("name"), str) for field in info["fields"])
+        and info.get("role") in ("layer", "base", "composite")
+    )
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = object.__repr__(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _torch_version() -> str:
@@ -165,30 +257,63 @@ def _thread_count() -> int:
     return len(list(tasks.iterdir())) if tasks.exists() else 1
 
 
-def _record_deaths(folder: Path) -> None:
-    """Leave how each ended child ended where whoever was talking to it can read it."""
+def _record_deaths(folder: Path, children: set[int]) -> None:
+    """Leave how each ended child ended where whoever was talking to it can read it; end what it started."""
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if pid == 0:
+        if ended is None:
             return
+        pid = ended.si_pid
+        if pid in children:
+            kill_group(pid)  # while the child still holds the number
+        _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        if code < 0:
-            (folder / f"{pid}.end").write_text(f"killed by {signal.Signals(-code).name}")
-        elif code > 0:
-            (folder / f"{pid}.end").write_text(f"exit code {code}")
+        if pid in children and code != _ORDERLY_END:
+            (folder / f"{pid}.end").write_text(how_it_ended(code))
+        children.discard(pid)
+
+
+def _end_children() -> None:
+    """End every process that was started from this one, orphans included."""
+    for _ in range(100):
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for pid in _children():
+            kill_group(pid)
+        time.sleep(0.01)
+
+
+def _children() -> list[int]:
+    children = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = stat.read_bytes().rpartition(b")")[2].split()[1]
+        except OSError:
+            continue
+        if int(parent) == os.getpid():
+            children.append(int(stat.parent.name))
+    return children
 
 
 def _explain(error: BaseException) -> str:
     """The exception and the innermost place it came from."""
+    if isinstance(error, NotJudged):
+        return str(error)
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{text[:2000]}{place}"
 
 
-def _die_with_parent() -> None:
-    """End when the parent does, however it ends (Linux; elsewhere the closed channel has to do)."""
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(option, value)

@@ -10,27 +10,28 @@ from kvref_conformance.results import Trace
 MAX_SECONDS = 60.0
 
 
-def reduce_death(trace: Trace, dies: Callable[[Trace], bool]) -> Trace:
-    """Leave out operations, later ones first, as long as what is left still `dies`."""
-    deadline = time.monotonic() + MAX_SECONDS
-    changed = True
-    while changed:
-        changed = False
-        for smaller in _without_one(trace):
+def reduce_death(trace: Trace, dies: Callable[[Trace], bool], seconds: float = MAX_SECONDS) -> Trace:
+    """Leave out operations, many at a time at first, as long as what is left still `dies`."""
+    deadline = time.monotonic() + seconds
+    number = max(len(run["operations"]) for run in trace["runs"])
+    while number:
+        for smaller in _without(number, trace):
             if time.monotonic() > deadline:
                 return trace
             if dies(smaller):
                 trace = smaller
-                changed = True
                 break
+        else:
+            number //= 2
     return trace
 
 
-def _without_one(trace: Trace) -> list[Trace]:
+def _without(number: int, trace: Trace) -> list[Trace]:
+    """The trace without so many operations in a row, for every place they can be taken from; later first."""
     smaller = []
     for r, run in enumerate(trace["runs"]):
-        for place in reversed(range(len(run["operations"]))):
-            operations = run["operations"][:place] + run["operations"][place + 1 :]
+        for place in reversed(range(len(run["operations"]) - number + 1)):
+            operations = run["operations"][:place] + run["operations"][place + number :]
             rest = [{**run, "operations": operations}] if operations else []
             runs = trace["runs"][:r] + rest + trace["runs"][r + 1 :]
             if runs:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvref_conformance.baseline import Baseline, Known
 from kvref_conformance.laws import ANSWERS, LAWS, Law, LawBroken
 from kvref_conformance.programs import ProgramError, Source, stand_alone_program
-from kvref_conformance.reducer import reduce_death
+from kvref_conformance.reducer import MAX_SECONDS, reduce_death
 from kvref_conformance.report.files import trace_digest
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result, Row, Status, Trace
-from kvref_conformance.session import Hosts, execute, run_program
+from kvref_conformance.session import Hosts, NotJudged, execute, run_program
 from kvref_conformance.targets import operations_module
 from kvref_conformance.units import Running, Unit, listen_all
 from kvref_conformance.worker import LOAD_PATIENCE, Host, Worker
@@ -28,6 +28,12 @@ DEPTHS = {"quick": 100, "standard": 500, "deep": 5000}
 
 REDUCING_TIMEOUT = 5.0
 """Seconds an operation may take while a trace that hangs is reduced."""
+
+MAX_DEATHS = 6
+"""Units whose death is replayed and reduced; further ones are named only."""
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,13 @@ class Options:
 
 def flags_needed(laws: Iterable[str]) -> list[str]:
     """The sets of interpreter flags for which the laws need a host."""
-    workloads = (WORKLOADS[LAWS[law].workload] for law in laws if LAWS[law] is not ANSWERS)
+    workloads = (WORKLOADS[law.workload] for law in _feeding([LAWS[law] for law in laws]))
     return list(dict.fromkeys(["", *(flags for workload in workloads for flags in workload.flags)]))
+
+
+def _feeding(laws: Sequence[Law]) -> list[Law]:
+    """The laws whose workloads have to run. Any workload feeds `target.answers`: alone, it gets all."""
+    return [law for law in (LAWS.values() if laws == [ANSWERS] else laws) if law is not ANSWERS]
 
 
 class Runner:
@@ -65,10 +76,11 @@ class Runner:
         self._options = options
         self._watcher = watcher
         self._laws = [law for law in LAWS.values() if law.id in options.laws]
+        self._started = time.monotonic()
 
     def run(self, baseline: Baseline) -> Result:
         """Run the selected laws and tell what was found."""
-        started = time.monotonic()
+        self._started = started = time.monotonic()
         description, options = self._description, self._options
         known, notes = self._replay_known(baseline)
         units, rows = self._plan()
@@ -80,7 +92,7 @@ class Runner:
         for unit in units:
             rows += self._unit_rows(unit, known)
         if ANSWERS in self._laws:
-            rows += self._answers_rows(units)
+            rows += self._answers_rows(units, known)
         self._confirm([row for row in rows if row.status is Status.BROKEN])
         order = list(LAWS)
         rows.sort(key=lambda row: order.index(row.law))
@@ -102,11 +114,16 @@ class Runner:
         )
 
     def judge(self, law: Law, trace: Trace) -> LawBroken | None:
-        """Run a trace in pristine processes and ask the law about it."""
+        """Run a trace in pristine processes and ask the law about it. Raises `NotJudged`."""
+        runs = execute(trace, self._hosts, self._worker.timeout)
         try:
-            law.check(execute(trace, self._hosts, self._worker.timeout))
+            law.check(runs)
         except LawBroken as broken:
             return broken
+        except Exception as error:
+            raise NotJudged(
+                f"{law.id} cannot make sense of what came of this trace ({type(error).__name__}: {error})"
+            ) from error
         return None
 
     def not_applicable(self) -> list[Row]:
@@ -121,7 +138,12 @@ class Runner:
             law = LAWS.get(entry.law)
             if law not in self._laws or law is None:
                 continue
-            if self.judge(law, entry.trace):
+            try:
+                shows = self.judge(law, entry.trace) is not None
+            except NotJudged as error:
+                notes.append(f"known deviation could not be replayed: {entry.title}: {error}")
+                continue
+            if shows:
                 known.append(entry)
             else:
                 notes.append(
@@ -133,20 +155,25 @@ class Runner:
         """Units for what can be run, rows for what does not apply, in the order of the laws."""
         rows: list[Row] = []
         units: dict[tuple[str, str], Unit] = {}
-        for law in self._laws:
-            if law is ANSWERS:
-                continue
+        for law in _feeding(self._laws):
             workload = WORKLOADS[law.workload]
             lacking = [part for part in workload.parts if part not in self._description["parts"]]
             if lacking:
                 rows.append(_row(law, "", Status.NOT_APPLICABLE, f"the target has no {', '.join(lacking)}"))
                 continue
-            for subject, reason in workload.subjects(self._description).items():
+            subjects = workload.subjects(self._description)
+            if not subjects:
+                rows.append(_row(law, "", Status.NOT_APPLICABLE, "the target has nothing that it speaks of"))
+            for subject, reason in subjects.items():
                 if reason is not None:
                     rows.append(_row(law, subject, Status.NOT_APPLICABLE, reason))
                 else:
                     unit = units.setdefault((workload.name, subject), Unit(workload, subject, []))
                     unit.laws.append(law)
+        if self._laws == [ANSWERS]:
+            for unit in units.values():
+                unit.laws.clear()
+            rows.clear()
         return list(units.values()), rows
 
     def _run_units(self, units: list[Unit], started: float) -> None:
@@ -163,9 +190,8 @@ class Runner:
                 return
             while waiting and len(running) < self._options.jobs:
                 unit = waiting.pop()
-                self._watcher.unit_started(unit.name)
-                running.append(
-                    Running(
+                try:
+                    one = Running(
                         unit,
                         hosts=self._hosts,
                         description=self._description,
@@ -173,7 +199,14 @@ class Runner:
                         examples=DEPTHS[self._options.depth],
                         timeout=self._worker.timeout,
                     )
-                )
+                except NotJudged as error:
+                    # Nor would the host come up with a process for the others.
+                    for lost in (unit, *waiting):
+                        lost.failure = str(error)
+                    waiting.clear()
+                    break
+                running.append(one)
+                self._watcher.unit_started(unit.name)
             for one, examples in listen_all(running):
                 if examples is not None:
                     self._watcher.unit_progress(one.unit.name, examples)
@@ -229,15 +262,27 @@ class Runner:
             "runs": trace["runs"],
         }
 
-    def _answers_rows(self, units: list[Unit]) -> list[Row]:
+    def _answers_rows(self, units: list[Unit], known: list[Known]) -> list[Row]:
         """One row that holds, or one for each distinct way in which the target died."""
-        deaths = [unit for unit in units if unit.death]
-        rows = _distinct(self._death_row(unit) for unit in deaths)
+        if not units:
+            return [_row(ANSWERS, "all operations", Status.NOT_APPLICABLE, "there is nothing to ask")]
+        expected = [entry for entry in known if entry.law == ANSWERS.id]
+        deaths = [
+            unit
+            for unit in units
+            if unit.death and not any(entry.facet == _death_facet(unit) for entry in expected)
+        ]
+        chosen = _diverse(deaths)[:MAX_DEATHS]
+        rows = _distinct(self._in_parallel(self._death_row, chosen))
+        if named := [unit.name for unit in deaths if unit not in chosen]:
+            rows[-1].message += f"; also ended: {', '.join(named)}"
         examples = sum(unit.findings["examples"] for unit in units if unit.findings)
-        if not rows:
-            cut = [unit for unit in units if unit.cut or unit.failure or not examples]
-            status = Status.INCOMPLETE if cut or not units else Status.HOLDS
-            rows = [_row(ANSWERS, "all operations", status, "not everything was run" if cut else "")]
+        cut = [unit for unit in units if unit.cut or unit.failure or not examples]
+        if not rows and cut:
+            rows = [_row(ANSWERS, "all operations", Status.INCOMPLETE, "not everything was run")]
+        elif not rows and not expected:
+            rows = [_row(ANSWERS, "all operations", Status.HOLDS)]
+        rows += [self._known_row(ANSWERS, entry) for entry in expected]
         for row in rows:
             row.examples = examples
             row.steps = sum(unit.findings["steps"] for unit in units if unit.findings)
@@ -247,33 +292,59 @@ class Runner:
     def _death_row(self, unit: Unit) -> Row:
         """The unit's death, reduced when it comes again."""
         row = _row(ANSWERS, "all operations", Status.INCOMPLETE)
-        row.message = f"{unit.name}: {unit.death}; it did not come again when the operations were replayed"
-        trace = unit.death_trace
-        if trace is None or self.judge(ANSWERS, trace) is None:
+        row.facet = _death_facet(unit)
+        row.message = f"{unit.name}: {unit.death}"
+        if unit.death_trace is None:
+            row.message += ", while it performed no operation"
             return row
-        self._watcher.phase(f"reducing what ended {unit.name}")
-        timeout = min(self._worker.timeout, REDUCING_TIMEOUT)
-
-        def dies(smaller: Trace) -> bool:
-            events = execute(smaller, self._hosts, timeout)
-            return any("died" in event["outcome"] for run in events for event in run)
-
-        trace = reduce_death(trace, dies)
-        broken = self.judge(ANSWERS, trace)
+        try:
+            trace, broken = self._reduced_death(unit, unit.death_trace)
+        except NotJudged as error:
+            row.message += f"; it could not be replayed: {error}"
+            return row
         if broken is None:
+            row.message += "; it did not come again when the operations were replayed"
             return row
         row.status = Status.BROKEN
         row.expected, row.observed = broken.expected, broken.observed
         row.message = f"{unit.name}: expected {broken.expected}; observed {broken.observed}"
-        row.trace = self._document(ANSWERS, row.subject, "", trace)
+        row.trace = self._document(ANSWERS, row.subject, row.facet, trace)
         return row
+
+    def _reduced_death(self, unit: Unit, trace: Trace) -> tuple[Trace, LawBroken | None]:
+        """The smallest trace found that ends the process at the same operation, and how, or None."""
+        if self.judge(ANSWERS, trace) is None:
+            return trace, None
+        self._watcher.phase(f"reducing what ended {unit.name}")
+        timeout = min(self._worker.timeout, REDUCING_TIMEOUT)
+        fatal = trace["runs"][-1]["operations"][-1]["op"]
+
+        def dies(smaller: Trace) -> bool:
+            try:
+                runs = execute(smaller, self._hosts, timeout)
+            except NotJudged:
+                return False
+            return any(event["op"] == fatal and "died" in event["outcome"] for run in runs for event in run)
+
+        seconds = MAX_SECONDS
+        if self._options.budget is not None:
+            seconds = min(seconds, self._started + self._options.budget - time.monotonic())
+        reduced = reduce_death(trace, dies, seconds)
+        return reduced, self.judge(ANSWERS, reduced)
+
+    def _in_parallel(self, function: Callable[[T], U], items: Iterable[T]) -> list[U]:
+        pool = ThreadPoolExecutor(self._options.jobs)
+        try:
+            return list(pool.map(function, items))
+        finally:
+            # An interrupt does not wait for them: when the hosts end, the threads do, too.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _confirm(self, rows: list[Row]) -> None:
         """Run each broken row's program; what does not show it alone is not called broken."""
         if rows:
             self._watcher.phase(f"confirming {len(rows)} broken laws, each with a program of its own")
-        with ThreadPoolExecutor(self._options.jobs) as pool:
-            list(pool.map(self._confirm_one, rows))
+        self._in_parallel(self._confirm_one, rows)
 
     def _confirm_one(self, row: Row) -> None:
         if row.trace is None:
@@ -286,7 +357,12 @@ class Runner:
         address = self._hosts[""]
         path = Path(address).parent / f"{trace_digest(row.trace)}.py"
         path.write_text(row.program, encoding="utf-8")
-        ended = run_program(path, self._worker.target, address, self._worker.timeout * LOAD_PATIENCE)
+        patience = self._worker.timeout * LOAD_PATIENCE
+        try:
+            ended = run_program(path, self._worker.target, address, patience)
+        except NotJudged as error:
+            row.status, row.message = Status.UNCONFIRMED, f"{row.message}; its program was not run: {error}"
+            return
         if ended != 1:
             row.status = Status.UNCONFIRMED
             row.message += f"; its program did not exit with 1 but: {ended}"
@@ -317,6 +393,21 @@ def _row(law: Law, subject: str, status: Status, message: str = "") -> Row:
     return Row(law=law.id, level=law.level, subject=subject, status=status, message=message)
 
 
+def _death_facet(unit: Unit) -> str:
+    """Which death it is: the operation at which the process ended, and whose workload asked for it."""
+    if unit.death_trace is None:
+        return f"no operation of {unit.subject}"
+    return f"{unit.death_trace['runs'][-1]['operations'][-1]['op']} of {unit.subject}"
+
+
+def _diverse(deaths: list[Unit]) -> list[Unit]:
+    """The deaths, those first that differ from all before in operation or manner."""
+    first: dict[tuple[str, str], Unit] = {}
+    for unit in deaths:
+        first.setdefault((_death_facet(unit).partition(" ")[0], unit.death), unit)
+    return [*first.values(), *(unit for unit in deaths if unit not in first.values())]
+
+
 def _distinct(rows: Iterable[Row]) -> list[Row]:
     """Rows without those that repeat an earlier one's trace."""
     seen: list[object] = []
@@ -333,7 +424,7 @@ def _why_incomplete(unit: Unit, examples: int) -> str:
     if unit.cut:
         return "cut by the budget"
     if unit.failure:
-        return f"the suite failed: {unit.failure}"
+        return f"not judged: {unit.failure}"
     if unit.death:
         return f"the target's process ended ({unit.death}); see {ANSWERS.id}"
     return "" if examples else "no example gave this law anything to judge"

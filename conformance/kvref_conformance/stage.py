@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -9,11 +10,66 @@ from typing import Any
 
 from kvref.target import Outcome, Target, perform
 from kvref_conformance.results import Trace
-from kvref_conformance.session import Hosts, Session
+from kvref_conformance.session import Hosts, NotJudged, Session
+
+LONGEST_ANSWER = 16 * 1024 * 1024
+"""Characters that an answer may have when written as JSON."""
 
 
 class Died(Exception):
     """The target's process ended, or stopped answering, at the last operation."""
+
+
+def answer(target: Target, operation: str, arguments: dict[str, Any]) -> Outcome:
+    """What the operation answers, as it reads after a journey through JSON.
+
+    What would end a process, `sys.exit()` say, ends it as far as the laws are concerned.
+
+    Raises:
+        NotJudged: there is no such operation, or its answer is not what the protocol asks for.
+    """
+    try:
+        outcome = perform(target, operation, arguments)
+    except LookupError as error:
+        raise NotJudged(str(error)) from error
+    except Exception as error:
+        raise NotJudged(f"{operation} raised an exception that cannot be told as text") from error
+    except BaseException as error:
+        return {"died": f"raised {type(error).__name__}, which ends a process"}
+    try:
+        text = json.dumps(outcome, allow_nan=False)
+    except Exception as error:
+        raise NotJudged(
+            f"{operation} answered what is not plain data ({type(error).__name__}: {error})"
+        ) from error
+    if len(text) > LONGEST_ANSWER:
+        raise NotJudged(f"{operation} answered {len(text)} characters of JSON; {LONGEST_ANSWER} are allowed")
+    plain: Outcome = json.loads(text)
+    if "value" in plain and not _is_answer(operation, plain["value"]):
+        shown = text if len(text) <= 200 else f"{text[:200]}..."
+        raise NotJudged(f"{operation} answered {shown}, which is not what docs/targets.md asks for")
+    return plain
+
+
+def _is_answer(operation: str, value: Any) -> bool:
+    """Whether the laws and workloads can work with it."""
+    match operation:
+        case "specs.build" | "specs.copy" | "specs.merge":
+            return (
+                isinstance(value, dict)
+                and isinstance(value.get("class"), str)
+                and isinstance(value.get("fields"), dict)
+                and isinstance(value.get("page_size_bytes"), int | float)
+            )
+        case "registry.define_spec":
+            return isinstance(value, list) and all(isinstance(name, str) for name in value)
+        case "registry.lookup":
+            return (
+                isinstance(value, dict)
+                and value.keys() >= {"manager", "base"}
+                and all(entry is None or isinstance(entry, str) for entry in value.values())
+            )
+    return True
 
 
 class Stage:
@@ -62,7 +118,7 @@ class Stage:
 class Journal:
     """The operations of the current example, on disk before each is performed.
 
-    What is in it when the process dies is what killed it.
+    What is in it when the process dies is what killed it. An empty line follows an operation that came back.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,12 +131,27 @@ class Journal:
     def note(self, operation: str, arguments: dict[str, Any]) -> None:
         os.write(self._file, json.dumps({"op": operation, "args": arguments}).encode() + b"\n")
 
+    def came_back(self) -> None:
+        os.write(self._file, b"\n")
+
+    @staticmethod
+    def state(path: Path) -> tuple[bool, object]:
+        """Whether an operation is being performed, and something that differs after each."""
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 2))
+                end = file.read(2)
+                return end.endswith(b"\n") and end != b"\n\n", (size, os.fstat(file.fileno()).st_mtime_ns)
+        except OSError:
+            return False, None
+
     @staticmethod
     def read(path: Path) -> Trace | None:
         """The trace of a dead process, or None when it had performed nothing."""
         if not path.exists():
             return None
-        operations = [json.loads(line) for line in path.read_bytes().splitlines()]
+        operations = [json.loads(line) for line in path.read_bytes().splitlines() if line]
         return {"runs": [{"flags": [], "operations": operations}]} if operations else None
 
 
@@ -95,15 +166,18 @@ class LocalStage(Stage):
 
     def _perform(self, operation: str, arguments: dict[str, Any]) -> Outcome:
         self._journal.note(operation, arguments)
-        outcome: Outcome = json.loads(json.dumps(perform(self._target, operation, arguments)))
+        # Its own copy: what a target does to its arguments does not change the trace.
+        outcome = answer(self._target, operation, copy.deepcopy(arguments))
+        self._journal.came_back()
         return outcome
 
 
 class IsolatedStage(Stage):
-    """Performs in pristine processes forked from the hosts."""
+    """Performs in pristine processes forked from the hosts. Its journal only tells that it is alive."""
 
-    def __init__(self, hosts: Hosts, timeout: float) -> None:
+    def __init__(self, hosts: Hosts, timeout: float, journal: Journal) -> None:
         super().__init__()
+        self._journal = journal
         self._hosts = hosts
         self._timeout = timeout
         self._session: Session | None = None
@@ -113,6 +187,7 @@ class IsolatedStage(Stage):
         self.close()
 
     def _perform(self, operation: str, arguments: dict[str, Any]) -> Outcome:
+        self._journal.came_back()
         if self._session is None:
             self._session = Session(self._hosts[" ".join(self.flags[-1])], self._timeout)
         return self._session.perform(operation, arguments)

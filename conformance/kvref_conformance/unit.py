@@ -15,6 +15,7 @@ from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.errors import Flaky, HypothesisException
 from hypothesis.reporting import with_reporter
 from hypothesis.stateful import run_state_machine_as_test
@@ -33,6 +34,9 @@ STEPS_PER_EXAMPLE = 20
 """Rules a state machine runs in one example."""
 
 PROGRESS_SECONDS = 0.2
+
+LONGEST_TEXT = 4000
+"""Characters kept of what a law expected and observed: an answer in it may be huge."""
 
 
 class _Found(Exception):
@@ -115,10 +119,12 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
 
     def new_stage() -> Stage:
         if workload.isolated:
-            return IsolatedStage(request["hosts"], request["timeout"])
+            return IsolatedStage(request["hosts"], request["timeout"], journal)
         return LocalStage(target, journal)
 
     journal = Journal(Path(request["journal"]))
+    # Hypothesis keeps notes; the folder that the user happens to be in is no place for them.
+    set_hypothesis_home_dir(Path(request["journal"]).with_name("hypothesis"))
     explorer = Explorer(workload, request, new_stage)
     findings = _collect(explorer, laws, channel)
     for law in laws:
@@ -160,6 +166,12 @@ def _collect(explorer: Explorer, laws: list[Law], channel: Channel) -> dict[str,
     return findings
 
 
+def _short(text: str) -> str:
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]}... ({len(text)} characters)"
+
+
 def _reduce(explorer: Explorer, law: Law, facet: str, channel: Channel) -> dict[str, Any]:
     """The smallest example found in which the law breaks in this way."""
     smallest: dict[str, Any] = {"facet": facet}
@@ -174,12 +186,14 @@ def _reduce(explorer: Explorer, law: Law, facet: str, channel: Channel) -> dict[
             law.check(stage.runs)
         except LawBroken as broken:
             if facet in broken.facets:
-                smallest.update(expected=broken.expected, observed=broken.observed, trace=stage.trace())
+                smallest.update(
+                    expected=_short(broken.expected), observed=_short(broken.observed), trace=stage.trace()
+                )
                 raise _Found(facet) from None
 
     try:
         explorer.explore(judge, reduce=True)
-    except _Found:
+    except (_Found, Died):  # a state machine lets `Died` through
         pass
     except (Flaky, HypothesisException) as error:
         smallest["unstable"] = f"{type(error).__name__}: the target answers differently when asked again"

@@ -10,21 +10,24 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from kvref_conformance.channel import Channel
 from kvref_conformance.laws import Law
 from kvref_conformance.results import Trace
-from kvref_conformance.session import Hosts, end_of, kill_group
+from kvref_conformance.session import Hosts, NotJudged, end_of, kill_group, open_child
 from kvref_conformance.stage import Journal
 from kvref_strategies.workload import Description, Workload
 
 _POLL_SECONDS = 0.5
+
+THINKING_PATIENCE = 10
+"""How many operation time-outs may pass between operations, while examples are drawn and judged."""
 
 
 @dataclass
 class Unit:
     """One workload for one subject, the laws it feeds, and what came of it.
 
-    Exactly one of `findings`, `failure` (of the suite), `death` (of the target) and `cut` is set at the end.
+    At the end one of `findings`, `failure` (why it could not be judged), `death` (of the target) and `cut` is
+    set; of a death that an isolated example saw, findings tell, too.
     """
 
     workload: Workload
@@ -50,7 +53,7 @@ def seed_of(root: int, workload: str, subject: str) -> int:
 
 
 class Running:
-    """A unit in its child process."""
+    """A unit in its child process. Raises `NotJudged` when there can be none."""
 
     def __init__(
         self, unit: Unit, *, hosts: Hosts, description: Description, seed: int, examples: int, timeout: float
@@ -59,25 +62,26 @@ class Running:
         self._address = Path(hosts[""])
         self._journal = self._address.parent / f"{seed_of(0, unit.workload.name, unit.subject):x}.journal"
         self._started = self._heard = time.monotonic()
-        # Isolated examples wait for their own processes, and notice themselves when those hang.
-        self._patience = timeout * 3 if unit.workload.isolated else timeout
-        self.channel = Channel.connect(self._address)
-        self._pid: int = self.channel.receive()["pid"]
-        self.channel.send(
-            {
-                "kind": "unit",
-                "workload": unit.workload.name,
-                "subject": unit.subject,
-                "laws": [law.id for law in unit.laws],
-                "known": unit.known,
-                "description": description,
-                "seed": seed_of(seed, unit.workload.name, unit.subject),
-                "examples": max(1, round(examples * unit.workload.weight)),
-                "hosts": dict(hosts),
-                "timeout": timeout,
-                "journal": str(self._journal),
-            }
-        )
+        self._timeout = timeout
+        self._state: object = None
+        self.channel, self._pid = open_child(hosts[""], timeout)
+        request = {
+            "kind": "unit",
+            "workload": unit.workload.name,
+            "subject": unit.subject,
+            "laws": [law.id for law in unit.laws],
+            "known": unit.known,
+            "description": description,
+            "seed": seed_of(seed, unit.workload.name, unit.subject),
+            "examples": max(1, round(examples * unit.workload.weight)),
+            "hosts": dict(hosts),
+            "timeout": timeout,
+            "journal": str(self._journal),
+        }
+        try:
+            self.channel.send(request)
+        except EOFError as error:
+            raise NotJudged("a process forked from the target ended at once") from error
 
     def listen(self) -> int | None:
         """Take one message; examples done so far when it tells that, None when the unit is over."""
@@ -99,11 +103,18 @@ class Running:
         return None
 
     def silent(self) -> bool:
-        """Whether the unit hangs; it is over then."""
-        if time.monotonic() - self._heard < self._patience:
+        """Whether the unit hangs; it is over then.
+
+        Isolated examples wait for their own processes, and notice themselves when those hang.
+        """
+        performing, state = Journal.state(self._journal)
+        if state != self._state:
+            self._heard, self._state = time.monotonic(), state
+        patience = self._timeout * (1 if performing else THINKING_PATIENCE)
+        if time.monotonic() - self._heard < patience:
             return False
         kill_group(self._pid)
-        self._die(f"no answer within {self._patience:g} s")
+        self._die(f"no answer within {patience:g} s")
         return True
 
     def cut(self) -> None:

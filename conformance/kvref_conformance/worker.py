@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import importlib.util
 import json
 import os
@@ -12,23 +11,27 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from kvref_conformance.channel import Channel, Message
-from kvref_conformance.session import kill_group
+from kvref_conformance.programs_runtime import how_it_ended
+from kvref_conformance.session import NotJudged, Tail, end_of, kill_group, open_child
 
 OWN_PACKAGES = ("kvref", "kvref_conformance", "kvref_strategies")
 LENT_PACKAGES = ("hypothesis", "_hypothesis_globals", "_hypothesis_ftz_detector", "sortedcontainers")
 LOAD_PATIENCE = 10
 """How many operation time-outs a target may take to import."""
 
-TAIL_BYTES = 16 * 1024
+STOP_SECONDS = 3.0
+"""How long a host may take to end its children and itself."""
+
+LONGEST_FOLDER = 60
+"""Bytes of a folder's path that leave room for a socket's in it: the system allows about a hundred."""
 
 
 class TargetFailed(Exception):
@@ -65,25 +68,6 @@ class Worker:
         }
 
 
-class Tail:
-    """The end of a stream that may never stop: read by a thread, forgotten but for the last bytes."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._chunks: collections.deque[bytes] = collections.deque(maxlen=16)
-        self._stream = stream
-        self._thread = threading.Thread(target=self._drain, daemon=True)
-        self._thread.start()
-
-    def _drain(self) -> None:
-        descriptor = self._stream.fileno()
-        while chunk := os.read(descriptor, TAIL_BYTES):
-            self._chunks.append(chunk)
-
-    def text(self) -> str:
-        self._thread.join(timeout=0.5)
-        return b"".join(self._chunks)[-TAIL_BYTES:].decode(errors="replace").strip()
-
-
 @dataclass
 class Host:
     """A running host. `address` is where sessions and units connect, once `ready` has returned."""
@@ -95,10 +79,14 @@ class Host:
     _process: subprocess.Popen[bytes] = field(init=False)
     _control: Channel = field(init=False)
     _output: Tail = field(init=False)
+    _loaded: bool = field(init=False, default=False)
+    _stopped: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
         near, far = socket.socketpair()
+        reading, writing = os.pipe()
+        self._output = Tail(reading)
         config = {
             "target": self.worker.target,
             "own": package_folders(OWN_PACKAGES),
@@ -111,22 +99,20 @@ class Host:
             self._process = subprocess.Popen(
                 [self.worker.python, "-P", *self.flags, str(bootstrap), json.dumps(config)],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=writing,
                 stderr=subprocess.STDOUT,
                 pass_fds=[far.fileno()],
                 env=self.worker.environment(),
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             near.close()
-            raise TargetFailed(f"cannot start {self.worker.python!r}: {error.strerror}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise TargetFailed(f"cannot start the interpreter {self.worker.python!r}: {reason}") from error
         finally:
             far.close()
+            os.close(writing)
         self._control = Channel.from_socket(near)
-        output = self._process.stdout
-        if output is None:
-            raise RuntimeError("the host has no output pipe")
-        self._output = Tail(output)
 
     def ready(self) -> None:
         """Wait until the target is loaded. Raises `TargetFailed`."""
@@ -137,29 +123,37 @@ class Host:
         try:
             reply = self._control.receive()
         except EOFError:
-            code = self._process.wait()
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            try:
+                how = how_it_ended(self._process.wait(STOP_SECONDS))
+            except subprocess.TimeoutExpired:
+                how = "closed its connection to kvref"
+            self.stop()
             raise TargetFailed(self._paragraph(f"its process ended while loading ({how})")) from None
+        self._loaded = True
         if "failed" in reply:
             raise TargetFailed(self._paragraph(f"loading it raised {reply['failed']}"))
         self.address = reply["ready"]
 
     def ask(self, request: Message) -> Message:
         """Have a child answer one request. Raises `TargetFailed`."""
-        channel = Channel.connect(Path(self.address))
+        timeout = self.worker.timeout
         try:
-            pid = channel.receive()["pid"]
+            channel, pid = open_child(self.address, timeout)
+        except NotJudged as error:
+            raise TargetFailed(self._paragraph(str(error))) from error
+        try:
             channel.send(request)
-            if not channel.ready(self.worker.timeout):
+            if not channel.ready(timeout):
                 kill_group(pid)
-                raise TargetFailed(self._paragraph(f"no answer to '{request['kind']}'"))
+                raise TargetFailed(self._paragraph(f"it does not describe itself within {timeout:g} s"))
             reply = channel.receive()
         except EOFError:
-            raise TargetFailed(self._paragraph(f"its process ended at '{request['kind']}'")) from None
+            how = end_of(Path(self.address), pid)
+            raise TargetFailed(self._paragraph(f"its process ended describing itself ({how})")) from None
         finally:
             channel.close()
         if "failed" in reply:
-            raise TargetFailed(self._paragraph(f"'{request['kind']}' raised {reply['failed']}"))
+            raise TargetFailed(self._paragraph(f"it does not describe itself: {reply['failed']}"))
         return reply
 
     def _paragraph(self, what: str) -> str:
@@ -170,8 +164,12 @@ class Host:
 
     def stop(self) -> None:
         """End the host and every child of it."""
+        if self._stopped:
+            return
+        self._stopped = True
         self._control.close()
-        deadline = time.monotonic() + 1
+        # One that loads a target does not listen, and is not waited for.
+        deadline = time.monotonic() + (STOP_SECONDS if self._loaded else 0)
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         try:
@@ -179,8 +177,6 @@ class Host:
         except ProcessLookupError:
             pass
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 def package_folders(names: tuple[str, ...]) -> dict[str, str]:
@@ -201,7 +197,8 @@ def running_hosts(worker: Worker, flag_sets: Iterable[str]) -> Iterator[dict[str
 
     Raises `TargetFailed`.
     """
-    folder = Path(tempfile.mkdtemp(prefix="kvref-"))
+    long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER
+    folder = Path(tempfile.mkdtemp(prefix="kvref-", dir="/tmp" if long else None))
     hosts: dict[str, Host] = {}
     try:
         for number, flags in enumerate(flag_sets):

@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,21 +86,10 @@ def test_the_environment_has_no_kvref() -> None:
     assert subprocess.run([PYTHON, "-I", "-c", find], check=False).returncode == 0
 
 
-@cache
-def with_baseline() -> tuple[int, dict[str, Any], float]:
-    start = time.monotonic()
-    code, report = kvref()
-    return code, report, time.monotonic() - start
-
-
 def test_the_shipped_baseline_lists_all_of_it() -> None:
-    code, report, _ = with_baseline()
+    code, report = kvref()
     assert code == 0
     assert report["baseline"] == "vllm-0.32.0"
     assert report["notes"] == []
     assert {row["status"] for row in report["laws"]} == {"known", "holds", "not-applicable"}
     assert all(row["message"] for row in report["laws"] if row["status"] == "known")
-
-
-def test_it_takes_no_longer_than_promised() -> None:
-    assert with_baseline()[2] < 120

@@ -71,24 +71,24 @@ def _ends_in_order() -> Iterator[None]:
 class _Group(click.Group):
     """Ends every refusal with one paragraph and exit code 2; an interrupt leaves nothing running."""
 
-    def invoke(self, context: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> Any:
         try:
             with _ends_in_order():
-                return super().invoke(context)
+                return super().invoke(ctx)
         except _REFUSED as error:
             click.echo(f"kvref: {visible_lines(str(error))}", err=True)
-            context.exit(EXIT_USAGE)
+            ctx.exit(EXIT_USAGE)
         except KeyboardInterrupt:
             click.echo("kvref: interrupted", err=True)
-            context.exit(EXIT_INTERRUPTED)
+            ctx.exit(EXIT_INTERRUPTED)
         except EOFError:  # click would take it for an interrupt
             click.echo("kvref: a process of the target ended where none was expected to", err=True)
-            context.exit(EXIT_USAGE)
+            ctx.exit(EXIT_USAGE)
         except OSError as error:
             if error.errno == errno.EPIPE:  # nobody reads on: click ends quietly
                 raise
             click.echo(f"kvref: {visible(str(error))}", err=True)
-            context.exit(EXIT_USAGE)
+            ctx.exit(EXIT_USAGE)
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,10 +19,15 @@ from kvref_conformance.targets import UnknownTarget
 from kvref_conformance.worker import TargetFailed, Worker
 
 
+def option(config: pytest.Config, name: str) -> Any:
+    """The value of one of our options."""
+    return config.getoption(name)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each selected law."""
     try:
-        laws = select_laws(metafunc.config.getoption("--kv-laws"))
+        laws = select_laws(option(metafunc.config, "--kv-laws"))
     except NoSuchLaw as error:
         raise pytest.UsageError(str(error)) from error
     metafunc.parametrize("law", [law for law in laws if law != ANSWERS.id])
@@ -30,12 +36,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     """The target, loaded once for all laws."""
-    option = request.config.getoption
-    if option("--kv-depth") not in DEPTHS:
+    if option(request.config, "--kv-depth") not in DEPTHS:
         raise pytest.UsageError(f"--kv-depth must be one of {', '.join(DEPTHS)}")
-    laws = select_laws(option("--kv-laws"))
+    laws = select_laws(option(request.config, "--kv-laws"))
     worker = Worker(
-        option("--kv-target"), option("--kv-python") or sys.executable, tuple(option("--kv-path"))
+        option(request.config, "--kv-target"),
+        option(request.config, "--kv-python") or sys.executable,
+        tuple(option(request.config, "--kv-path")),
     )
     try:
         with progress(Console(file=io.StringIO())) as watcher, loaded(worker, laws, watcher) as one:
@@ -46,22 +53,21 @@ def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
 
 def test_law(law: str, target: Loaded, request: pytest.FixtureRequest) -> None:
     """The law holds for every subject, or breaks in known ways only."""
-    option = request.config.getoption
     options = Options(
         laws=(law, ANSWERS.id),
-        depth=option("--kv-depth"),
-        seed=option("--kv-seed"),
-        strict=option("--kv-strict"),
+        depth=option(request.config, "--kv-depth"),
+        seed=option(request.config, "--kv-seed"),
+        strict=option(request.config, "--kv-strict"),
     )
-    baseline = choose_baseline(option("--kv-baseline"), target.description)
+    baseline = choose_baseline(option(request.config, "--kv-baseline"), target.description)
     with progress(Console(file=io.StringIO())) as watcher:
         result = target.check(options, baseline, watcher)
+    rows = [row for row in result.rows if row.law == law]
+    if all(row.status is Status.NOT_APPLICABLE for row in rows):
+        pytest.skip("; ".join(dict.fromkeys(row.message for row in rows)))
     if result.verdict is not Verdict.CONFORMANT:
         text = io.StringIO()
         render(result, Console(file=text, width=100))
         pytest.fail(text.getvalue(), pytrace=False)
-    rows = [row for row in result.rows if row.law == law]
-    if all(row.status is Status.NOT_APPLICABLE for row in rows):
-        pytest.skip("; ".join(dict.fromkeys(row.message for row in rows)))
     if known := [row for row in rows if row.status is Status.KNOWN]:
         pytest.xfail("; ".join(f"{row.title}: {row.message}" for row in known))

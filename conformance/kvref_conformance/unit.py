@@ -35,6 +35,14 @@ STEPS_PER_EXAMPLE = 20
 
 PROGRESS_SECONDS = 0.2
 
+_SUPPRESSED = (
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.large_base_example,
+)
+"""The time an example takes is the target's, and a law that drew nothing is told as such."""
+
 LONGEST_TEXT = 4000
 """Characters kept of what a law expected and observed: an answer in it may be huge."""
 
@@ -69,7 +77,7 @@ class Explorer:
             report_multiple_bugs=False,
             print_blob=False,
             stateful_step_count=STEPS_PER_EXAMPLE,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=_SUPPRESSED,
         )
         examples = self._workload.examples
         with with_reporter(lambda _: None):
@@ -99,13 +107,14 @@ class Explorer:
 
         class Judged(machine):  # type: ignore[misc, valid-type]
             def __init__(self) -> None:
-                super().__init__(new_stage(), description, subject)
+                self.recorded = new_stage()
+                super().__init__(self.recorded, description, subject)
 
             def teardown(self) -> None:
-                self.stage.close()
+                self.recorded.close()
                 # Hypothesis gives an example up by raising; there is nothing to judge then.
                 if sys.exception() is None or isinstance(sys.exception(), Died):
-                    judge(self.stage)
+                    judge(self.recorded)
 
         Judged.__name__ = machine.__name__
         hypothesis.seed(self._seed)(Judged)

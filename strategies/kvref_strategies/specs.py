@@ -187,7 +187,8 @@ def _distinct_values(info: SpecClassInfo, field: FieldInfo) -> list[Any]:
     values = menu(info, field["name"])
     if not values or is_required(field) or field["name"] in _OPTIONAL_WINDOWS:
         return values
-    return [field["default"], *(value for value in values if value != field["default"])]
+    default = field.get("default")
+    return [default, *(value for value in values if value != default)]
 
 
 def merge_unequal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:

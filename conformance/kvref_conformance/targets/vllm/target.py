@@ -27,4 +27,4 @@ class VllmTarget:
                 return importlib.metadata.version(distribution).split("+")[0]
             except importlib.metadata.PackageNotFoundError:
                 continue
-        return str(vllm.__version__)
+        return str(getattr(vllm, "__version__", "unknown"))

@@ -50,6 +50,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
         os._exit(1)
     # What children leave behind, wherever it moved, stays a child of this process, so that it can be ended.
     _prctl(_ADOPT_ORPHANS, 1)
+    _watch(control)
     folder = Path(config["folder"])
     status = 0
     try:
@@ -75,8 +76,24 @@ def serve(config: dict[str, Any]) -> NoReturn:
         os._exit(status)
 
 
-def _serve_connections(target: Target, listener: socket.socket, control: Channel, folder: Path) -> None:
+def _watch(control: Channel) -> None:
+    """Fork a process that ends this one's group, itself included, should this one end without doing so.
+
+    A process that loads a target may be killed, or kill itself, when that has started others already.
+    """
     host = os.getpid()
+    if os.fork() == 0:
+        try:
+            control.close()
+            while os.getppid() == host:
+                time.sleep(0.1)
+            os.killpg(0, signal.SIGKILL)
+        finally:
+            os._exit(0)
+
+
+def _serve_connections(target: Target, listener: socket.socket, control: Channel, folder: Path) -> None:
+    host, threads = os.getpid(), _thread_count()
     children: set[int] = set()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -101,12 +118,12 @@ def _serve_connections(target: Target, listener: socket.socket, control: Channel
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 listener.close()
                 control.close()
-                _child(target, Channel.from_socket(connection), host)
+                _child(target, Channel.from_socket(connection), host, threads)
             children.add(pid)
             connection.close()
 
 
-def _child(target: Target, channel: Channel, host: int) -> NoReturn:
+def _child(target: Target, channel: Channel, host: int, threads: int) -> NoReturn:
     """Serve one connection and end, whatever happens."""
     status = 1
     try:
@@ -119,7 +136,7 @@ def _child(target: Target, channel: Channel, host: int) -> NoReturn:
         request = channel.receive()
         match request["kind"]:
             case "describe":
-                channel.send({"description": describe(target)})
+                channel.send({"description": {**describe(target), "threads": threads}})
             case "session":
                 _serve_session(target, channel)
             case "unit":
@@ -184,7 +201,7 @@ def _flush() -> None:
 
 
 def describe(target: Target) -> Message:
-    """What the runner and the strategies need to know of a target, as plain data.
+    """What the runner and the strategies need to know of a target, as plain data, but for its threads.
 
     Raises:
         NotJudged: the target does not tell, or tells what cannot be worked with.
@@ -205,7 +222,6 @@ def describe(target: Target) -> Message:
         "classes": _plain(specs.classes(), list, "specs.classes()") if specs is not None else [],
         "managers": _plain(registry.managers(), list, "registry.managers()") if registry is not None else [],
         "environment": {"python": platform.python_version(), "torch": _torch_version()},
-        "threads": _thread_count(),
     }
     for info in told["classes"]:
         if not _is_class_info(info):
@@ -261,19 +277,21 @@ def _record_deaths(folder: Path, children: set[int]) -> None:
     """Leave how each ended child ended where whoever was talking to it can read it; end what it started."""
     while True:
         try:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
-        if ended is None:
+        if pid == 0:
             return
-        pid = ended.si_pid
-        if pid in children:
-            kill_group(pid)  # while the child still holds the number
-        _, status = os.waitpid(pid, 0)
+        if pid not in children:  # an orphan
+            continue
+        children.remove(pid)
         code = os.waitstatus_to_exitcode(status)
-        if pid in children and code != _ORDERLY_END:
+        if code != _ORDERLY_END:
             (folder / f"{pid}.end").write_text(how_it_ended(code))
-        children.discard(pid)
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
 
 
 def _end_children() -> None:

@@ -277,7 +277,7 @@ class Runner:
         if named := [unit.name for unit in deaths if unit not in chosen]:
             rows[-1].message += f"; also ended: {', '.join(named)}"
         examples = sum(unit.findings["examples"] for unit in units if unit.findings)
-        cut = [unit for unit in units if unit.cut or unit.failure or not examples]
+        cut = [unit for unit in units if unit.cut or unit.failure or not (examples or unit.death)]
         if not rows and cut:
             rows = [_row(ANSWERS, "all operations", Status.INCOMPLETE, "not everything was run")]
         elif not rows and not expected:
@@ -313,7 +313,8 @@ class Runner:
 
     def _reduced_death(self, unit: Unit, trace: Trace) -> tuple[Trace, LawBroken | None]:
         """The smallest trace found that ends the process at the same operation, and how, or None."""
-        if self.judge(ANSWERS, trace) is None:
+        broken = self.judge(ANSWERS, trace)
+        if broken is None:
             return trace, None
         self._watcher.phase(f"reducing what ended {unit.name}")
         timeout = min(self._worker.timeout, REDUCING_TIMEOUT)
@@ -330,7 +331,10 @@ class Runner:
         if self._options.budget is not None:
             seconds = min(seconds, self._started + self._options.budget - time.monotonic())
         reduced = reduce_death(trace, dies, seconds)
-        return reduced, self.judge(ANSWERS, reduced)
+        # What hung for the shorter time-out of reducing may come back within the full one.
+        if confirmed := self.judge(ANSWERS, reduced):
+            return reduced, confirmed
+        return trace, broken
 
     def _in_parallel(self, function: Callable[[T], U], items: Iterable[T]) -> list[U]:
         pool = ThreadPoolExecutor(self._options.jobs)

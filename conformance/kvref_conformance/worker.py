@@ -83,7 +83,8 @@ class Host:
     _stopped: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.folder.mkdir()
+        temporary = self.folder / "tmp"  # so that nothing is left of what gets killed
+        temporary.mkdir(parents=True)
         near, far = socket.socketpair()
         reading, writing = os.pipe()
         self._output = Tail(reading)
@@ -102,7 +103,7 @@ class Host:
                 stdout=writing,
                 stderr=subprocess.STDOUT,
                 pass_fds=[far.fileno()],
-                env=self.worker.environment(),
+                env={**self.worker.environment(), "TMPDIR": str(temporary)},
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
@@ -158,6 +159,7 @@ class Host:
 
     def _paragraph(self, what: str) -> str:
         where = f" by {self.worker.python}" if self.worker.python != sys.executable else ""
+        where += f" under python {' '.join(self.flags)}" if self.flags else ""
         text = f"target {self.worker.target!r} cannot be used{where}: {what}."
         output = self._output.text()
         return f"{text}\nIts last output:\n{output[-1500:]}" if output else text

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 import hostile_toy
@@ -49,6 +50,8 @@ def hangs() -> NoReturn:
 
 def hangs_with_child() -> NoReturn:
     subprocess.Popen(["sleep", "300"])
+    if "HOSTILE_MARKER" in os.environ:
+        Path(os.environ["HOSTILE_MARKER"]).touch()
     hangs()
 
 

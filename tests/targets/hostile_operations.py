@@ -1,4 +1,7 @@
-"""Targets whose operations end the process, hang, answer rubbish, or only sometimes do."""
+"""Targets whose operations end the process, hang, answer rubbish, or only sometimes do.
+
+Most have one spec class only, so that a check is done soon.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,28 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import hostile_toy
-from hostile_toy import build, lookup, target
+from hostile_toy import build, lookup
 
-# -- ends of the process ---------------------------------------------------------------------------------------
+
+def target(**replaced: Any) -> Any:
+    """The toy with one spec class that describes a layer."""
+    return hostile_toy.target(**{"classes": lambda: hostile_toy.classes()[:2], **replaced})
+
+
+def started() -> None:
+    """Tell the test that an operation is being performed, by a process that has started another."""
+    if "HOSTILE_MARKER" in os.environ:
+        subprocess.Popen(["sleep", "300"])
+        Path(os.environ["HOSTILE_MARKER"]).touch()
+
+
+# -- ends of the process -----------------------------------------------------------------------------------
 
 
 def _large(specs: list[dict[str, Any]]) -> bool:
@@ -38,15 +55,12 @@ def merge_raises_system_exit() -> Any:
     return target(merge=lambda specs: sys.exit(3))
 
 
-def merge_hangs() -> Any:
-    return target(merge=lambda specs: time.sleep(600))
-
-
 def merge_hangs_with_children() -> Any:
-    """Hangs in a child of its own, which does not care for polite signals, and leaves another behind."""
+    """Hangs in a child of its own, which does not care for polite signals, and leaves others behind."""
 
     def merge(specs: list[dict[str, Any]]) -> None:
         subprocess.Popen(["sleep", "300"])
+        started()
         subprocess.Popen(["sleep", "300"], start_new_session=True)
         subprocess.run(["bash", "-c", "trap '' TERM INT HUP; sleep 300"], check=True)
 
@@ -54,15 +68,28 @@ def merge_hangs_with_children() -> Any:
 
 
 def build_leaves_children() -> Any:
-    """Answers, and leaves processes behind, one of them in a session of its own."""
+    """Answers, and leaves processes behind, some of them in sessions of their own."""
+    builds = itertools.count()
 
     def build_and_leave(spec: dict[str, Any]) -> Any:
-        if spec["fields"]["num_kv_heads"] == 8:
+        if spec["fields"]["num_kv_heads"] == 8 and next(builds) < 3:
             subprocess.Popen(["sleep", "300"])
             subprocess.Popen(["sleep", "300"], start_new_session=True)
         return build(spec)
 
     return target(build=build_and_leave)
+
+
+def merge_hangs_in_programs() -> Any:
+    """Ends the process; hangs where a stand-alone program asks."""
+
+    def merge(specs: list[dict[str, Any]]) -> None:
+        if "--run" in sys.argv:
+            started()
+            time.sleep(600)
+        os._exit(5)
+
+    return target(merge=merge)
 
 
 def build_closes_everything() -> Any:
@@ -76,7 +103,7 @@ def build_closes_everything() -> Any:
 
 
 def lookup_dies_once_registered() -> Any:
-    """Ends the process at a look-up, once a vendor's class is registered: state that a reduction has to keep."""
+    """Ends the process at a look-up, once a vendor's class is registered: state that reducing has to keep."""
 
     def dying_lookup(spec: dict[str, Any]) -> Any:
         if any(name.startswith("Vendor") for name in hostile_toy.table):
@@ -89,6 +116,7 @@ def lookup_dies_once_registered() -> Any:
 def lookup_hangs_once_registered() -> Any:
     def hanging_lookup(spec: dict[str, Any]) -> Any:
         if any(name.startswith("Vendor") for name in hostile_toy.table):
+            started()
             time.sleep(600)
         return lookup(spec)
 
@@ -108,13 +136,9 @@ def merge_dies_once() -> Any:
     return target(merge=merge)
 
 
-def host_dies_later() -> Any:
-    """Ends the process that imported it a moment after that is ready."""
-    if os.fork() == 0:
-        time.sleep(1)
-        os.kill(os.getppid(), signal.SIGKILL)
-        os._exit(0)
-    return target(build=lambda spec: time.sleep(0.02) or build(spec))
+def build_kills_parent() -> Any:
+    """Ends the process that its own was forked from."""
+    return target(build=lambda spec: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(600))
 
 
 def forks_hang() -> Any:
@@ -123,33 +147,15 @@ def forks_hang() -> Any:
     return target()
 
 
-# -- answers ---------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------
 
 
 def build_answers_object() -> Any:
     return target(build=lambda spec: object())
 
 
-def build_answers_nan() -> Any:
-    return target(build=lambda spec: {**build(spec), "page_size_bytes": float("nan")})
-
-
-def build_answers_none() -> Any:
-    return target(build=lambda spec: None)
-
-
-def build_answers_loop() -> Any:
-    loop: list[Any] = []
-    loop.append(loop)
-    return target(build=lambda spec: loop)
-
-
 def build_answers_too_much() -> Any:
-    return target(build=lambda spec: {**build(spec), "notes": "x" * 100_000_000})
-
-
-def lookup_answers_rubbish() -> Any:
-    return target(lookup=lambda spec: [1, 2, 3])
+    return target(build=lambda spec: {**build(spec), "notes": "x" * 20_000_000})
 
 
 def lookup_answers_object() -> Any:
@@ -166,27 +172,27 @@ def merge_answers_long_text() -> Any:
     return target(merge=merge)
 
 
-class Untellable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("not even this")
-
-
-def build_raises_untellable() -> Any:
-    def build(spec: dict[str, Any]) -> None:
-        raise Untellable
-
-    return target(build=build)
-
-
-def build_changes_its_arguments() -> Any:
-    """Eats its arguments; harmless, since they are its own."""
+def changes_its_arguments() -> Any:
+    """Loses a field in merging, and eats its arguments, which are its own to eat."""
 
     def eating_build(spec: dict[str, Any]) -> Any:
         answer = build(spec)
         spec["fields"].clear()
         return answer
 
-    return target(build=eating_build)
+    return target(build=eating_build, merge=merge_loses_field().specs.merge)
+
+
+def slow_at_first() -> Any:
+    """The first operations take their time, each of them less than a time-out of two seconds and a half."""
+    calls = itertools.count()
+
+    def slow_build(spec: dict[str, Any]) -> Any:
+        if next(calls) < 3:
+            time.sleep(1.5)
+        return build(spec)
+
+    return target(build=slow_build)
 
 
 def merge_changes_its_mind() -> Any:
@@ -200,17 +206,22 @@ def merge_changes_its_mind() -> Any:
     return target(merge=merge)
 
 
-# -- laws broken -----------------------------------------------------------------------------------------------
+# -- laws broken -------------------------------------------------------------------------------------------
 
 
 def merge_loses_field() -> Any:
-    """A target with an ordinary bug: merging gives a page of the wrong size."""
+    """A target with an ordinary bug: merging gives a page of the wrong size. Two classes have it."""
 
     def merge(specs: list[dict[str, Any]]) -> Any:
         answer = hostile_toy.merge(specs)
         return {**answer, "page_size_bytes": answer["page_size_bytes"] + 1}
 
-    return target(merge=merge)
+    return hostile_toy.target(merge=merge)
+
+
+def merge_dies() -> Any:
+    """Merging any of two classes ends the process."""
+    return hostile_toy.target(merge=lambda specs: os._exit(5))
 
 
 def asserts_only() -> Any:
@@ -223,10 +234,10 @@ def asserts_only() -> Any:
             if __debug__:
                 raise AssertionError(str(error)) from error
 
-    return target(register=register, decorate=register)
+    return hostile_toy.target(register=register, decorate=register)
 
 
-# -- parts -----------------------------------------------------------------------------------------------------
+# -- parts -------------------------------------------------------------------------------------------------
 
 
 def without_specs() -> Any:
@@ -284,13 +295,6 @@ def classes_die() -> Any:
     return target(classes=lambda: os._exit(4))
 
 
-def chatty() -> Any:
-    """Prints wherever it can."""
-    print("loading", flush=True)
-
-    def chatty_build(spec: dict[str, Any]) -> Any:
-        print("building", spec, flush=True)
-        print("building", spec, file=sys.stderr, flush=True)
-        return build(spec)
-
-    return target(build=chatty_build)
+def with_thread() -> Any:
+    threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+    return target()

@@ -1,6 +1,6 @@
 """A small conformant target without torch: two spec classes, a registry, plain Python.
 
-What is hostile in this folder wraps it. A target is found by its module's name once the folder is on `--path`.
+What is hostile in this folder wraps it. A target is found by its module's name: `--path tests/targets`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ class FullAttentionSpec(AttentionSpec):
 
 
 @dataclass(frozen=True)
-class SlidingWindowSpec(FullAttentionSpec):
+class SlidingWindowSpec(AttentionSpec):
+    block_size: int
+    num_kv_heads: int
+    head_size: int
     sliding_window: int
+
+    @property
+    def page_size_bytes(self) -> int:
+        return 2 * 2 * self.block_size * self.num_kv_heads * self.head_size
 
 
 FAMILY: dict[str, Any] = {

@@ -1,0 +1,122 @@
+"""Running `kvref` on the targets of tests/targets, and seeing that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvref_conformance.cli import cli
+from kvref_conformance.runner import DEPTHS
+
+TARGETS = Path(__file__).with_name("targets")
+
+EXAMPLES = 25
+"""Of a workload for one subject; few, so that a check is done soon."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def told(self) -> str:
+        """What stderr says beyond which phase the run is in."""
+        phases = ("loading", "replaying", "running", "reducing", "confirming")
+        lines = self.err.splitlines()
+        return "\n".join(line for line in lines if not line.startswith(tuple(f"kvref: {p}" for p in phases)))
+
+
+class Kvref:
+    """Runs the command line with folders and a mark of its own."""
+
+    def __init__(self, temporary: Path, cwd: Path, mark: str) -> None:
+        self.temporary = temporary
+        self.cwd = cwd
+        self._mark = mark
+
+    def __call__(self, *arguments: object) -> Ran:
+        """Run it in this process. A traceback, and anything left behind, is a failure."""
+        started = time.monotonic()
+        result = CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="kvref")
+        seconds = time.monotonic() - started
+        if result.exc_info is not None and not isinstance(result.exception, SystemExit | None):
+            raise result.exception
+        assert result.exit_code != 1 or "Aborted!" not in result.stderr
+        assert "Traceback" not in result.stdout
+        self.check_nothing_left()
+        return Ran(result.exit_code, result.stdout, result.stderr, seconds)
+
+    def check(self, target: str, *arguments: object) -> Ran:
+        """`kvref check` of a target of tests/targets."""
+        return self("check", target, "--path", TARGETS, *arguments)
+
+    def report(self, target: str, *arguments: object) -> tuple[Ran, dict[str, Any]]:
+        """The same, and the report that it prints."""
+        ran = self.check(target, "--json", *arguments)
+        return ran, json.loads(ran.out)
+
+    def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        """Start it as a process of its own, with all examples."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "kvref_conformance", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def check_nothing_left(self, seconds: float = 4.0) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := self._processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left, f"left running: {list(left.values())}"
+        assert [path.name for path in self.temporary.iterdir()] == []
+        assert [path.name for path in self.cwd.iterdir()] == []
+
+    def _processes(self) -> dict[int, str]:
+        """The command lines of processes, other than this one, that carry the mark."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                marked = self._mark.encode() in (folder / "environ").read_bytes()
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if marked and int(folder.name) != os.getpid():
+                found[int(folder.name)] = command
+        return found
+
+
+@pytest.fixture
+def kvref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kvref]:
+    mark = f"mark-{uuid.uuid4().hex}"
+    cwd = tmp_path / "cwd"
+    cwd.mkdir()
+    # Not below tmp_path: its long name would leave no room for that of a socket.
+    temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    monkeypatch.setenv("KVREF_TEST_MARK", mark)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setitem(DEPTHS, "quick", EXAMPLES)
+    monkeypatch.chdir(cwd)
+    yield Kvref(temporary, cwd, mark)
+    shutil.rmtree(temporary)

@@ -21,17 +21,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, Protocol, TypeAlias, TypedDict
 
 __all__ = [
+    "Call",
+    "DriftPart",
     "FieldInfo",
     "Json",
     "Outcome",
+    "Override",
+    "Parameter",
+    "PluginInfo",
+    "Races",
     "Registration",
     "RegistryEntry",
     "RegistryPart",
+    "Replaced",
     "SpecClassInfo",
     "SpecDescriptor",
     "SpecFacts",
     "SpecsPart",
+    "Step",
     "Target",
+    "Twins",
+    "Unpickled",
     "perform",
 ]
 
@@ -39,11 +49,28 @@ Json: TypeAlias = Any
 """Plain data: None, bool, int, float, str, list or dict of plain data."""
 
 # `class` is a keyword, hence the call syntax.
-SpecDescriptor = TypedDict("SpecDescriptor", {"class": str, "fields": dict[str, Json]})
-"""How to build a spec: its class by name and the fields that differ from their defaults."""
+SpecDescriptor = TypedDict(
+    "SpecDescriptor",
+    {"class": str, "fields": dict[str, Json], "declared": NotRequired[dict[str, Json]]},
+)
+"""How to build a spec: its class by name and the fields that differ from their defaults.
 
-SpecFacts = TypedDict("SpecFacts", {"class": str, "fields": dict[str, Json], "page_size_bytes": int})
-"""What a built spec says of itself: class, every field, page size in bytes."""
+`declared` is what the target declares of the class by its capabilities. It is there for the laws; whoever
+builds the spec ignores it.
+"""
+
+SpecFacts = TypedDict(
+    "SpecFacts",
+    {
+        "class": str,
+        "fields": dict[str, Json],
+        "page_size_bytes": int,
+        "unpadded_page_size_bytes": NotRequired[int | None],
+        "mro": NotRequired[list[str]],
+    },
+)
+"""What a built spec says of itself: class, every field, page size in bytes; where the implementation tells
+them apart the bytes of the page that carry content; and the class's ancestors, as in `SpecClassInfo`."""
 
 
 class FieldInfo(TypedDict):
@@ -51,6 +78,9 @@ class FieldInfo(TypedDict):
 
     name: str
     default: NotRequired[Json]
+    values: NotRequired[list[Json]]
+    """What an engine may give it, the simplest first; empty when it leaves the field alone. Absent when
+    that follows from the field's name."""
 
 
 class SpecClassInfo(TypedDict):
@@ -62,6 +92,86 @@ class SpecClassInfo(TypedDict):
     role: Literal["layer", "base", "composite"]
     """What the class describes: the cache of a layer; nothing by itself (a base of other classes); or
     the caches of several layers (`UniformTypeKVCacheSpecs`)."""
+    module: NotRequired[str]
+    origin: NotRequired[Literal["stock", "plugin"]]
+    """Whose class it is: the implementation's own, which is understood, or that of its plugin."""
+
+
+class PluginInfo(TypedDict):
+    """The plugin that an implementation runs with."""
+
+    name: str
+    version: str
+    packages: list[str]
+    """Its top-level packages."""
+    managers: dict[str, list[str]]
+    """The manager classes it brings, each with its ancestors in the implementation, nearest first."""
+    notes: list[str]
+    """Sentences about it that its author should read."""
+    hook_has_run: NotRequired[str]
+    """Why the platform's hook had to run while the target was loaded, if it had to."""
+
+
+class Parameter(TypedDict):
+    """One parameter of a method, the one for the instance or class left out; `kind` as `inspect` names it."""
+
+    name: str
+    kind: str
+    required: bool
+
+
+class Override(TypedDict):
+    """An attribute of a plugin's class that an ancestor within the implementation has, too.
+
+    `kind` is method, class method, static method, property or attribute. Parameters are None where there
+    are none to be known.
+    """
+
+    name: str
+    kind: str
+    parameters: list[Parameter] | None
+    core_class: str
+    core_kind: str
+    core_parameters: list[Parameter] | None
+
+
+class Call(TypedDict):
+    """A call in the implementation's own code: how many arguments by position, which by keyword.
+
+    `open` tells that it also unpacks a sequence or a mapping.
+    """
+
+    name: str
+    positional: int
+    keywords: list[str]
+    open: bool
+    place: str
+
+
+class Replaced(TypedDict):
+    """A name of the implementation under which there is something of the plugin's.
+
+    `by` is what it is now. `stale` lists the names under which modules still have the original, as those do
+    that imported it before it was replaced.
+    """
+
+    name: str
+    by: str
+    stale: list[str]
+
+
+class Twins(TypedDict):
+    """How two specs built alike compare."""
+
+    equal: bool
+    hashes_equal: bool
+
+
+class Unpickled(TypedDict):
+    """A spec out of a pickle, and whether it equals one built anew."""
+
+    facts: SpecFacts
+    equal: bool
 
 
 class RegistryEntry(TypedDict):
@@ -77,6 +187,26 @@ class Registration(TypedDict):
     spec_class: str
     manager: str
     base: str | None
+
+
+class Step(TypedDict):
+    """An operation inside another one: its name (`"registry.lookup"`) and its arguments."""
+
+    op: str
+    args: dict[str, Json]
+
+
+class Races(TypedDict):
+    """What came of steps in several threads: distinct observations, each from a process of its own.
+
+    An observation is `{"answers": [[outcome, ...], ...], "after": [outcome, ...]}`, with the outcomes of each
+    thread's steps and of those performed when all threads had ended; or `{"died": how}`.
+    """
+
+    orders: list[Json]
+    """Of the steps one after the other, in every order that keeps that of each thread."""
+    races: list[Json]
+    """Of the threads side by side."""
 
 
 class Outcome(TypedDict, total=False):
@@ -106,6 +236,42 @@ class SpecsPart(Protocol):
 
     def merge(self, specs: Sequence[SpecDescriptor]) -> SpecFacts:
         """`merge` of the specs, called on the class of the first, as a planner calls it."""
+        ...
+
+    def derive(self, name: str, base: str, fields: Mapping[str, Json]) -> list[str]:
+        """Define a spec class as a vendor would, with fields of its own by name and default.
+
+        The class replaces an earlier one of that name. Return its MRO by name.
+        """
+        ...
+
+    def twins(self, spec: SpecDescriptor) -> Twins:
+        """Build the spec twice and compare the two; an unhashable one raises."""
+        ...
+
+    def mutable_fields(self, spec: SpecDescriptor) -> list[str]:
+        """The fields of a built spec whose value an assignment or a deletion changes."""
+        ...
+
+    def pickled(self, spec: SpecDescriptor) -> str:
+        """A pickle of the spec, as base64 text."""
+        ...
+
+    def unpickled(self, data: str, spec: SpecDescriptor) -> Unpickled:
+        """Unpickle what `pickled` returned, and compare it with the spec built anew."""
+        ...
+
+    def uniform(self, specs: Sequence[SpecDescriptor]) -> bool:
+        """Whether a planner takes layers with these specs, in this order, for one type."""
+        ...
+
+    def max_memory(
+        self, spec: SpecDescriptor, max_model_len: int, max_in_flight_tokens: int, max_encoder_tokens: int
+    ) -> int:
+        """`max_memory_usage_bytes` of the spec where the engine has these limits, all in tokens.
+
+        `max_in_flight_tokens` may be scheduled and not yet confirmed computed.
+        """
         ...
 
 
@@ -148,6 +314,71 @@ class RegistryPart(Protocol):
         """Check that the spec of every layer (by layer name) is registered, as planning does first."""
         ...
 
+    def override(self, spec_class: str, manager: str | None, base: str | None) -> None:
+        """Replace what is registered for a class; a manager or uniform base of None keeps the present one.
+
+        Only asked of a target that declares the capability `override`, and never with both None.
+        """
+        ...
+
+    def uniform(self, specs: Sequence[SpecDescriptor]) -> bool:
+        """`is_uniform_with_collection`, asked of the first spec about all of them, as a planner asks it."""
+        ...
+
+    def race(self, threads: Sequence[Sequence[Step]], after: Sequence[Step], points: int) -> Races:
+        """Perform each list of steps in a thread, `points` times, each time in a child of this process.
+
+        `kvref_conformance.targets.racing` does it for any target: the first thread is interrupted for the
+        others to run, each time somewhere else.
+        """
+        ...
+
+
+class DriftPart(Protocol):
+    """How a plugin and the implementation it plugs into fit together."""
+
+    def watch_hook(self) -> None:
+        """Count from now on how often the platform's hook runs."""
+        ...
+
+    def hook_calls(self) -> int:
+        """How often it has run since."""
+        ...
+
+    def overrides(self, name: str) -> list[Override]:
+        """What a spec or manager class of the plugin overrides."""
+        ...
+
+    def calls(self, names: Sequence[str]) -> list[Call]:
+        """The calls of methods of these names in the implementation's own code."""
+        ...
+
+    def reached(
+        self, spec: SpecDescriptor, of_spec: Sequence[str], of_manager: Sequence[str], derived: bool
+    ) -> list[str]:
+        """Which of these attributes of a spec and of its manager are reached while they are used.
+
+        With `derived`, both are of classes derived from the usual ones and registered, which override these
+        attributes and change nothing. An attribute is written `"spec.NAME"` or `"manager.NAME"`.
+        """
+        ...
+
+    def start(self) -> None:
+        """What an engine calls before it makes its configuration: where a plugin may replace names."""
+        ...
+
+    def replaced(self, packages: Sequence[str]) -> list[Replaced]:
+        """The names of the implementation under which there is code of the plugin's packages."""
+        ...
+
+    def present(self, names: Sequence[str]) -> list[bool]:
+        """Which of these names exist in the implementation."""
+        ...
+
+    def read(self, names: Sequence[str], packages: Sequence[str]) -> list[bool]:
+        """Of which of these names some code of the implementation or the packages reads the last part."""
+        ...
+
 
 class Target(Protocol):
     """An implementation under test."""
@@ -168,6 +399,14 @@ class Target(Protocol):
 
     @property
     def registry(self) -> RegistryPart | None: ...
+
+    @property
+    def drift(self) -> DriftPart | None: ...
+
+    @property
+    def plugin(self) -> PluginInfo | None:
+        """The plugin it runs with, or None. With the interpreter option `-X kvref-no-plugin` it has none."""
+        ...
 
 
 def perform(target: Target, operation: str, arguments: Mapping[str, Json]) -> Outcome:

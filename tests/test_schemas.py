@@ -51,6 +51,7 @@ def report() -> dict[str, Any]:
         "depth": "quick",
         "strict": False,
         "baseline": "vllm-0.32.0",
+        "profile": "kvref.toml",
         "environment": {"python": "3.11", "torch": "2.13.0"},
         "elapsed_seconds": 41.2,
         "totals": {"broken": 1},
@@ -75,7 +76,28 @@ def report() -> dict[str, Any]:
     }
 
 
-DOCUMENTS = {"trace": trace, "baseline": baseline, "report": report}
+def profile() -> dict[str, Any]:
+    return {
+        "target": "vllm:rbln",
+        "stubs": ["rebel"],
+        "path": ["build"],
+        "capabilities": {"block_sizes": [16]},
+        "known": [
+            {
+                "law": "spec.merge-identity",
+                "subject": "MLAAttentionSpec",
+                "facet": "alignment",
+                "issue": "https://example.org/1",
+                "until": "2026-12-31",
+                "reason": "merge drops it",
+            }
+        ],
+        "gap": [{"law": "spec.*", "subject": "Dummy*", "reason": "holds nothing"}],
+        "strategies": {"VendorSpec": {"lanes": [4, 8]}},
+    }
+
+
+DOCUMENTS = {"trace": trace, "baseline": baseline, "report": report, "profile": profile}
 
 
 def test_every_shipped_schema_is_a_schema_and_has_a_document_here() -> None:
@@ -131,6 +153,11 @@ def test_traces_and_baselines_agree_on_runs() -> None:
         ("baseline", ("known", 1, "reason"), "", "$.known[1].reason"),
         ("baseline", ("known", 0, "link"), "javascript:alert(1)", "$.known[0].link"),
         ("baseline", ("known", 0, "trace", "runs", 0, "flags"), ["-m"], "$.known[0].trace.runs[0].flags[0]"),
+        ("profile", ("known", 0, "until"), "soon", "$.known[0].until"),
+        ("profile", ("known", 0, "issue"), "javascript:alert(1)", "$.known[0].issue"),
+        ("profile", ("gap", 0, "subject"), "", "$.gap[0].subject"),
+        ("profile", ("stubs", 0), "a-b", "$.stubs[0]"),
+        ("profile", ("strategies", "VendorSpec", "lanes"), 4, "$.strategies.VendorSpec.lanes"),
         ("report", ("laws", 0, "status"), "passed", "$.laws[0].status"),
         ("report", ("laws", 0, "trace"), "traces/../../x.json", "$.laws[0].trace"),
         ("report", ("laws", 0, "repro"), "/tmp/x.py", "$.laws[0].repro"),

@@ -11,11 +11,12 @@ from pathlib import Path
 from kvref_conformance import baseline as baselines
 from kvref_conformance.baseline import NO_BASELINE, Baseline, BaselineError
 from kvref_conformance.laws import LAWS
+from kvref_conformance.profile import NO_PROFILE, Profile, choose_profile
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result
 from kvref_conformance.runner import Options, Runner, flags_needed
-from kvref_conformance.targets import check_name
-from kvref_conformance.worker import Host, Worker, running_hosts
+from kvref_conformance.targets import DEFAULT_TARGET, check_name, plugin_of
+from kvref_conformance.worker import RunningHosts, Worker, running_hosts
 from kvref_strategies.workload import Description
 
 
@@ -34,30 +35,61 @@ def select_laws(patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(law for law in LAWS if not patterns or any(fnmatch.fnmatchcase(law, p) for p in patterns))
 
 
+def prepare(
+    target: str | None,
+    profile: str | None,
+    *,
+    python: str,
+    paths: Sequence[str],
+    stubs: Sequence[str],
+    timeout: float = Worker.timeout,
+) -> tuple[Worker, Profile]:
+    """How to run the target: what the caller says, and behind it what the profile does.
+
+    Raises `ProfileError`.
+    """
+    chosen = choose_profile(profile, target)
+    name = target or chosen.target or DEFAULT_TARGET
+    all_stubs = dict.fromkeys([*stubs, *chosen.stubs])
+    return Worker(name, python, (*paths, *chosen.paths), timeout, tuple(all_stubs)), chosen
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A target that is loaded and has told what it is."""
 
     worker: Worker
-    hosts: dict[str, Host]
+    hosts: RunningHosts
     description: Description
+    profile: Profile = NO_PROFILE
 
     def check(self, options: Options, baseline: Baseline, watcher: Progress) -> Result:
-        return Runner(self.worker, self.hosts, self.description, options, watcher).run(baseline)
+        return self.runner(options, watcher).run(baseline)
+
+    def runner(self, options: Options, watcher: Progress) -> Runner:
+        return Runner(self.worker, self.hosts, self.description, options, watcher, self.profile)
 
 
 @contextmanager
 def loaded(
-    worker: Worker, laws: Sequence[str], watcher: Progress, flags: Sequence[str] = ()
+    worker: Worker,
+    laws: Sequence[str],
+    watcher: Progress,
+    profile: Profile = NO_PROFILE,
+    flags: Sequence[str] = (),
 ) -> Iterator[Loaded]:
     """Load the target for these laws, and for sets of interpreter flags that a trace asks for.
 
-    Raises `UnknownTarget`, `TargetFailed`.
+    Raises `UnknownTarget`, `TargetFailed`, `ProfileError`.
     """
     check_name(worker.target)
     watcher.phase(f"loading {worker.target}")
-    with running_hosts(worker, dict.fromkeys([*flags_needed(laws), *flags])) as hosts:
-        yield Loaded(worker, hosts, hosts[""].ask({"kind": "describe"})["description"])
+    needed = dict.fromkeys([*flags_needed(laws, bool(plugin_of(worker.target))), *flags])
+    with running_hosts(worker, needed) as hosts:
+        description = profile.apply(hosts[""].ask({"kind": "describe"})["description"])
+        if description["plugin"] is not None:
+            hosts.start(flags_needed(laws, True))
+        yield Loaded(worker, hosts, description, profile)
 
 
 def choose_baseline(choice: str | None, description: Description) -> Baseline:

@@ -20,17 +20,18 @@ from rich.console import Console
 
 import kvref
 from kvref_conformance import baseline as baselines, schemas
-from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, select_laws
+from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, prepare, select_laws
 from kvref_conformance.laws import LAWS
+from kvref_conformance.profile import ProfileError
 from kvref_conformance.report import ForeignDirectory, claim, progress, render, render_laws, write_report
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.report.text import visible, visible_lines
-from kvref_conformance.results import EXIT_CODES, EXIT_USAGE
-from kvref_conformance.runner import DEPTHS, Options, Runner
+from kvref_conformance.results import EXIT_CODES, EXIT_USAGE, Status
+from kvref_conformance.runner import DEPTHS, Options
 from kvref_conformance.session import NotJudged
 from kvref_conformance.targets import UnknownTarget
-from kvref_conformance.worker import TargetFailed, Worker
+from kvref_conformance.worker import TargetFailed
 
 EXIT_INTERRUPTED = 130
 
@@ -40,6 +41,7 @@ _REFUSED = (
     NoSuchLaw,
     UnknownTarget,
     TargetFailed,
+    ProfileError,
     NotJudged,
     ForeignDirectory,
     baselines.BaselineError,
@@ -106,7 +108,12 @@ def _writable(context: click.Context, parameter: click.Parameter, value: Path | 
 def _target_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(
         (
-            click.argument("target", default="reference"),
+            click.argument("target", required=False),
+            click.option(
+                "--profile",
+                metavar="FILE|none",
+                help="What the vendor declares; by default kvref.toml, or [tool.kvref] in pyproject.toml.",
+            ),
             click.option("--python", default=sys.executable, help="Interpreter that loads the target."),
             click.option(
                 "--path",
@@ -114,6 +121,13 @@ def _target_options(command: Callable[..., None]) -> Callable[..., None]:
                 multiple=True,
                 type=click.Path(exists=True, file_okay=False),
                 help="Folder to import from first, such as another release of vLLM. Can be repeated.",
+            ),
+            click.option(
+                "--stub",
+                "stubs",
+                multiple=True,
+                metavar="NAME",
+                help="Package for hardware that is not here; the plugin gets mocks. Can be repeated.",
             ),
             click.option(
                 "--timeout",
@@ -133,8 +147,8 @@ def _target_options(command: Callable[..., None]) -> Callable[..., None]:
 def cli() -> None:
     """Check that a KV-cache implementation keeps the laws an LLM engine relies on.
 
-    A TARGET is 'reference' (kvref's own, the default), 'vllm' (the one installed), or
-    'package.module:factory' for any other (docs/targets.md).
+    A TARGET is 'reference' (kvref's own, the default if no profile names one), 'vllm' (the one installed),
+    'vllm:PLUGIN' (with that platform plugin), or 'package.module:factory' for any other (docs/targets.md).
     """
 
 
@@ -178,9 +192,11 @@ def cli() -> None:
 @click.pass_context
 def check(
     context: click.Context,
-    target: str,
+    target: str | None,
+    profile: str | None,
     python: str,
     paths: tuple[str, ...],
+    stubs: tuple[str, ...],
     timeout: float,
     patterns: tuple[str, ...],
     depth: str,
@@ -197,9 +213,9 @@ def check(
     """Run laws against TARGET.
 
     \b
-    Exit codes:  0  conformant
-                 1  a law is broken
-                 2  bad usage, or the target cannot be loaded
+    Exit codes:  0  conformant, with declared gaps or without
+                 1  a law is broken, or one that the profile lists as known is not
+                 2  bad usage, or the profile or the target cannot be used
                  3  incomplete: something was cut, died, or could not be confirmed
     """
     started = time.monotonic()
@@ -207,8 +223,8 @@ def check(
     if report is not None:
         claim(report)
     options = Options(laws=laws, depth=depth, seed=seed, budget=budget, jobs=jobs, strict=strict)
-    worker = Worker(target, python, paths, timeout)
-    with progress(Console(stderr=True)) as watcher, loaded(worker, laws, watcher) as one:
+    worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
+    with progress(Console(stderr=True)) as watcher, loaded(worker, laws, watcher, declared) as one:
         result = one.check(options, choose_baseline(baseline, one.description), watcher)
     result.elapsed_seconds = time.monotonic() - started
     if report is not None:
@@ -237,13 +253,22 @@ def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
 
 @cli.command()
 @_target_options
-def doctor(target: str, python: str, paths: tuple[str, ...], timeout: float) -> None:
-    """Tell whether TARGET can be loaded, and what of it can be checked."""
-    worker = Worker(target, python, paths, timeout)
-    with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher) as one:
+def doctor(
+    target: str | None,
+    profile: str | None,
+    python: str,
+    paths: tuple[str, ...],
+    stubs: tuple[str, ...],
+    timeout: float,
+) -> None:
+    """Tell whether TARGET can be loaded, what its profile declares, and what of it can be checked."""
+    worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
+    with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
         description = one.description
-        planned = Runner(worker, one.hosts, description, Options(), watcher).not_applicable()
+        planned = one.runner(Options(), watcher).left_out()
     click.echo(f"target       {description['name']} {description['version']}")
+    if plugin := description["plugin"]:
+        click.echo(f"plugin       {plugin['name']} ({plugin['version']})")
     click.echo(f"interpreter  {python} (Python {description['environment']['python']})")
     click.echo(f"torch        {description['environment']['torch']}")
     click.echo(f"parts        {', '.join(description['parts']) or 'none'}")
@@ -256,8 +281,14 @@ def doctor(target: str, python: str, paths: tuple[str, ...], timeout: float) -> 
             f"threads      {description['threads']} run after import: forked processes have one, and may "
             "wait for the others"
         )
+    for note in (plugin or {"notes": []})["notes"]:
+        click.echo(f"note         {note}")
+    click.echo(f"profile      {declared.name or declared.note or 'none'}")
+    for line in declared.told():
+        click.echo(f"  {line}")
     for row in planned:
-        click.echo(f"left out     {visible(f'{row.title}: {row.message}')}")
+        what = "declared gap" if row.status is Status.DECLARED_GAP else "left out"
+        click.echo(visible(f"{what:12} {row.title}: {row.message}"))
 
 
 @cli.command()
@@ -265,7 +296,14 @@ def doctor(target: str, python: str, paths: tuple[str, ...], timeout: float) -> 
 @_target_options
 @click.pass_context
 def replay(
-    context: click.Context, trace: Path, target: str, python: str, paths: tuple[str, ...], timeout: float
+    context: click.Context,
+    trace: Path,
+    target: str | None,
+    profile: str | None,
+    python: str,
+    paths: tuple[str, ...],
+    stubs: tuple[str, ...],
+    timeout: float,
 ) -> None:
     """Run a stored TRACE (from a report's traces/) against TARGET again.
 
@@ -284,12 +322,13 @@ def replay(
         raise NoSuchLaw(f"{trace}: no law is called {document['law']!r}; 'kvref laws' lists them")
     law = LAWS[document["law"]]
     options = Options(laws=(law.id,))
+    worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
     flags = [" ".join(run["flags"]) for run in document["runs"]]
     with (
         progress(Console(stderr=True)) as watcher,
-        loaded(Worker(target, python, paths, timeout), (), watcher, flags) as one,
+        loaded(worker, (), watcher, declared, flags) as one,
     ):
-        broken = Runner(one.worker, one.hosts, one.description, options, watcher).judge(law, document)
+        broken = one.runner(options, watcher).judge(law, document)
     subject = visible(document["subject"], 200)
     click.echo(f"{law.id} [{subject}] in {one.description['name']} {one.description['version']}")
     if broken is None:

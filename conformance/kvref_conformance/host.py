@@ -24,12 +24,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvref.target import Target
+from kvref.target import DriftPart, RegistryPart, SpecsPart, Target
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.programs_runtime import how_it_ended
 from kvref_conformance.session import NotJudged, kill_group
 from kvref_conformance.stage import answer
-from kvref_conformance.targets import load_target
+from kvref_conformance.targets import TargetRefused, load_target
 from kvref_conformance.unit import run_unit
 
 _NOT_FOR_PROGRAMS = ("kvref_conformance", "kvref_strategies", "hypothesis")
@@ -55,7 +55,9 @@ def serve(config: dict[str, Any]) -> NoReturn:
     status = 0
     try:
         try:
-            target = load_target(config["target"])
+            target = load_target(config["target"], config["stubs"])
+        except TargetRefused as refused:
+            control.send({"refused": str(refused)})
         except BaseException as error:
             control.send({"failed": _explain(error)})
         else:
@@ -218,10 +220,12 @@ def describe(target: Target) -> Message:
         "name": target.name,
         "version": target.version,
         "capabilities": _plain(getattr(target, "capabilities", None), dict, "capabilities"),
-        "parts": [name for name, part in (("specs", specs), ("registry", registry)) if part is not None],
+        "parts": parts(target),
         "classes": _plain(specs.classes(), list, "specs.classes()") if specs is not None else [],
         "managers": _plain(registry.managers(), list, "registry.managers()") if registry is not None else [],
         "environment": {"python": platform.python_version(), "torch": _torch_version()},
+        "plugin": getattr(target, "plugin", None),
+        "setup": getattr(target, "setup", None),
     }
     for info in told["classes"]:
         if not _is_class_info(info):
@@ -261,6 +265,17 @@ def _short(value: object) -> str:
     except Exception:
         text = object.__repr__(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def parts(target: Target) -> list[str]:
+    """The parts of the target, each followed by those operations of the protocol that it has."""
+    found = []
+    for part, protocol in {"specs": SpecsPart, "registry": RegistryPart, "drift": DriftPart}.items():
+        offered = getattr(target, part, None)
+        if offered is not None:
+            names = [name for name in vars(protocol) if not name.startswith("_")]
+            found += [part, *(f"{part}.{name}" for name in names if hasattr(offered, name))]
+    return found
 
 
 def _torch_version() -> str:

@@ -11,9 +11,11 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The target and the effort; the same as those of `kvref check`."""
     group = parser.getgroup("kvref", "conformance of KV-cache implementations")
-    group.addoption("--kv-target", default="reference", help="target to check, as for `kvref check`")
+    group.addoption("--kv-target", default=None, help="target to check, as for `kvref check`")
+    group.addoption("--kv-profile", default=None, help="file of what the vendor declares, or none")
     group.addoption("--kv-python", default=None, help="interpreter that loads the target")
     group.addoption("--kv-path", action="append", default=[], help="folder to import from first")
+    group.addoption("--kv-stub", action="append", default=[], help="package that is not here, to be mocked")
     group.addoption("--kv-laws", action="append", default=[], help="only laws that match this glob")
     group.addoption("--kv-depth", default="quick", help="quick, standard or deep")
     group.addoption("--kv-seed", type=int, default=0, help="same seed, same examples")

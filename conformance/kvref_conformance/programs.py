@@ -37,6 +37,7 @@ __all__ = ["ProgramError", "Source", "collect", "stand_alone_program"]
 FUTURE = "from __future__ import annotations"
 INLINE = ("kvref_conformance",)
 RUNTIME = "kvref_conformance.programs_runtime"
+PLUGINS = "kvref_conformance.targets.plugins"
 WIDTH = 100
 MODULE_NAMES = {"__name__", "__file__"}
 # Dataclasses look these up in annotations, even in those that are strings.
@@ -74,6 +75,7 @@ def stand_alone_program(
     trace: Trace,
     isolated: bool = False,
     timeout: float = 30,
+    setup: Mapping[str, Any] | None = None,
     inline: Sequence[str] = INLINE,
 ) -> str:
     """The program that performs the trace and judges it with the law.
@@ -84,6 +86,8 @@ def stand_alone_program(
 
     Runs have a process each when there are several, when one has interpreter flags, or when `isolated`:
     then an operation that dies, or takes more than `timeout` seconds, has the outcome `died`.
+
+    `setup` holds the arguments of `use_plugin`, which then comes before the target is imported.
     """
     runs = [
         (
@@ -105,6 +109,8 @@ def stand_alone_program(
     closure.add(check.module, check.name)
     for name in ("main_in_children", "run_as_child") if apart else ("main_in_process",):
         closure.add(RUNTIME, name)
+    if setup is not None:
+        closure.add(PLUGINS, "use_plugin")
     closure.use(_Import("os"))
     closure.use(_Import("sys"))
     try:
@@ -132,6 +138,9 @@ def stand_alone_program(
     asking = [
         "# Exit code 1 is for a broken law alone.\n"
         "sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stderr.flush(), os._exit(2))",
+        _call("use_plugin", [f"{name}={_literal(value)}" for name, value in (setup or {}).items()])
+        if setup is not None
+        else "",
         closure.imports(False),
         f"\n{closure.body(closure.chosen.keys() - judging)}\n",
         make_target,
@@ -193,10 +202,15 @@ def _join(*parts: str) -> str:
 
 
 def _main(function: str, arguments: Sequence[str], condition: str = "") -> str:
-    call = f"    {function}({', '.join(arguments)})"
-    if len(call) > WIDTH:
-        call = "\n".join([f"    {function}(", *(f"        {argument}," for argument in arguments), "    )"])
-    return f'if __name__ == "__main__"{condition}:\n{call}'
+    return f'if __name__ == "__main__"{condition}:\n{_call(function, arguments, "    ")}'
+
+
+def _call(function: str, arguments: Sequence[str], margin: str = "") -> str:
+    call = f"{margin}{function}({', '.join(arguments)})"
+    if len(call) <= WIDTH:
+        return call
+    inner = [f"{margin}    {argument}," for argument in arguments]
+    return "\n".join([f"{margin}{function}(", *inner, f"{margin})"])
 
 
 def _docstring(text: str) -> str:

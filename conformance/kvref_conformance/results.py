@@ -21,9 +21,12 @@ class Status(StrEnum):
     """The states of docs/results.md."""
 
     BROKEN = "broken"
+    STALE = "stale"
     UNCONFIRMED = "unconfirmed"
     INCOMPLETE = "incomplete"
     KNOWN = "known"
+    INHERITED = "inherited"
+    DECLARED_GAP = "declared-gap"
     HOLDS = "holds"
     NOT_APPLICABLE = "not-applicable"
 
@@ -32,11 +35,17 @@ class Verdict(StrEnum):
     """What the rows add up to."""
 
     CONFORMANT = "conformant"
+    CONFORMANT_WITH_GAPS = "conformant with declared gaps"
     NOT_CONFORMANT = "not conformant"
     INCOMPLETE = "incomplete"
 
 
-EXIT_CODES = {Verdict.CONFORMANT: 0, Verdict.NOT_CONFORMANT: 1, Verdict.INCOMPLETE: 3}
+EXIT_CODES = {
+    Verdict.CONFORMANT: 0,
+    Verdict.CONFORMANT_WITH_GAPS: 0,
+    Verdict.NOT_CONFORMANT: 1,
+    Verdict.INCOMPLETE: 3,
+}
 EXIT_USAGE = 2
 
 
@@ -61,7 +70,7 @@ class Row:
     observed: str = ""
     trace: Trace | None = None
     program: str | None = None
-    """Source of the stand-alone program, for broken rows."""
+    """Source of the stand-alone program, for what broke in this run."""
 
     @property
     def title(self) -> str:
@@ -79,26 +88,31 @@ class Result:
     strict: bool
     baseline: str | None
     environment: dict[str, str]
+    profile: str | None = None
     elapsed_seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def failing(self) -> list[Row]:
-        """Broken rows that count: safety laws, and with `strict` robustness laws too."""
+        """Rows that fail the run: broken safety laws, with `strict` robustness laws too, and stale ones."""
         return [
             row
             for row in self.rows
-            if row.status is Status.BROKEN and (self.strict or row.level is Level.SAFETY)
+            if row.status is Status.STALE
+            or (row.status is Status.BROKEN and (self.strict or row.level is Level.SAFETY))
         ]
 
     @property
     def verdict(self) -> Verdict:
         if self.failing:
             return Verdict.NOT_CONFORMANT
-        judged = [row for row in self.rows if row.status is not Status.NOT_APPLICABLE]
+        unasked = (Status.NOT_APPLICABLE, Status.DECLARED_GAP)
+        judged = [row for row in self.rows if row.status not in unasked]
         if not judged or any(row.status in (Status.UNCONFIRMED, Status.INCOMPLETE) for row in judged):
             return Verdict.INCOMPLETE
+        if any(row.status is Status.DECLARED_GAP for row in self.rows):
+            return Verdict.CONFORMANT_WITH_GAPS
         return Verdict.CONFORMANT
 
     @property

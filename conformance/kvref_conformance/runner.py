@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvref_conformance.baseline import Baseline, Known
+from kvref_conformance.inherited import stock_trace
 from kvref_conformance.laws import ANSWERS, LAWS, Law, LawBroken
+from kvref_conformance.profile import NO_PROFILE, Profile
 from kvref_conformance.programs import ProgramError, Source, stand_alone_program
 from kvref_conformance.reducer import MAX_SECONDS, reduce_death
 from kvref_conformance.report.files import trace_digest
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result, Row, Status, Trace
-from kvref_conformance.session import Hosts, NotJudged, execute, run_program
-from kvref_conformance.targets import operations_module
+from kvref_conformance.session import NotJudged, execute, run_program
+from kvref_conformance.subjects import ALL_OPERATIONS, subjects_of
+from kvref_conformance.targets import is_external, operations_module
+from kvref_conformance.targets.plugins import NO_PLUGIN
 from kvref_conformance.units import Running, Unit, listen_all
-from kvref_conformance.worker import LOAD_PATIENCE, Host, Worker
+from kvref_conformance.worker import LOAD_PATIENCE, RunningHosts, Worker
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
@@ -48,10 +52,11 @@ class Options:
     strict: bool = False
 
 
-def flags_needed(laws: Iterable[str]) -> list[str]:
-    """The sets of interpreter flags for which the laws need a host."""
+def flags_needed(laws: Iterable[str], plugin: bool) -> list[str]:
+    """The sets of interpreter flags for which the laws need a host; some only where there is a plugin."""
     workloads = (WORKLOADS[law.workload] for law in _feeding([LAWS[law] for law in laws]))
-    return list(dict.fromkeys(["", *(flags for workload in workloads for flags in workload.flags)]))
+    needed = dict.fromkeys(["", *(flags for workload in workloads for flags in workload.flags)])
+    return [flags for flags in needed if plugin or NO_PLUGIN not in flags.split()]
 
 
 def _feeding(laws: Sequence[Law]) -> list[Law]:
@@ -65,16 +70,19 @@ class Runner:
     def __init__(
         self,
         worker: Worker,
-        hosts: dict[str, Host],
+        hosts: RunningHosts,
         description: Description,
         options: Options,
         watcher: Progress,
+        profile: Profile = NO_PROFILE,
     ) -> None:
         self._worker = worker
-        self._hosts: Hosts = {flags: host.address for flags, host in hosts.items()}
+        self._running = hosts
+        self._hosts: dict[str, str] = {flags: host.address for flags, host in hosts.items()}
         self._description = description
         self._options = options
         self._watcher = watcher
+        self._profile = profile
         self._laws = [law for law in LAWS.values() if law.id in options.laws]
         self._started = time.monotonic()
 
@@ -82,25 +90,32 @@ class Runner:
         """Run the selected laws and tell what was found."""
         self._started = started = time.monotonic()
         description, options = self._description, self._options
+        plugin = description["plugin"]
         known, notes = self._replay_known(baseline)
+        notes += [self._profile.note] if self._profile.note else []
         units, rows = self._plan()
         for unit in units:
             for entry in known:
                 if entry.subject == unit.subject:
                     unit.known.setdefault(entry.law, []).append(entry.facet)
+            for failure in self._profile.known:
+                if failure.subject == unit.subject and failure.facet is not None:
+                    unit.accepted.setdefault(failure.law, []).append(failure.facet)
         self._run_units(units, started)
         for unit in units:
             rows += self._unit_rows(unit, known)
         if ANSWERS in self._laws:
             rows += self._answers_rows(units, known)
         self._confirm([row for row in rows if row.status is Status.BROKEN])
+        self._inherit(rows)
+        self._accept(rows)
         order = list(LAWS)
         rows.sort(key=lambda row: order.index(row.law))
         return Result(
             target={
                 "name": description["name"],
                 "version": description["version"],
-                "plugin": None,
+                "plugin": f"{plugin['name']} ({plugin['version']})" if plugin else None,
                 "capabilities": description["capabilities"],
             },
             seed=options.seed,
@@ -108,9 +123,10 @@ class Runner:
             strict=options.strict,
             baseline=baseline.name,
             environment=description["environment"],
+            profile=self._profile.name,
             elapsed_seconds=time.monotonic() - started,
             rows=rows,
-            notes=notes,
+            notes=[*notes, *(plugin["notes"] if plugin else ())],
         )
 
     def judge(self, law: Law, trace: Trace) -> LawBroken | None:
@@ -126,8 +142,8 @@ class Runner:
             ) from error
         return None
 
-    def not_applicable(self) -> list[Row]:
-        """Rows for what the selected laws cannot be run on."""
+    def left_out(self) -> list[Row]:
+        """Rows for what the selected laws cannot, or shall not, be run on."""
         return self._plan()[1]
 
     def _replay_known(self, baseline: Baseline) -> tuple[list[Known], list[str]]:
@@ -136,7 +152,7 @@ class Runner:
         self._watcher.phase("replaying known deviations")
         for entry in baseline.known:
             law = LAWS.get(entry.law)
-            if law not in self._laws or law is None:
+            if law not in self._laws or law is None or entry.subject in self._left_to_stock:
                 continue
             try:
                 shows = self.judge(law, entry.trace) is not None
@@ -157,15 +173,14 @@ class Runner:
         units: dict[tuple[str, str], Unit] = {}
         for law in _feeding(self._laws):
             workload = WORKLOADS[law.workload]
-            lacking = [part for part in workload.parts if part not in self._description["parts"]]
-            if lacking:
-                rows.append(_row(law, "", Status.NOT_APPLICABLE, f"the target has no {', '.join(lacking)}"))
-                continue
-            subjects = workload.subjects(self._description)
-            if not subjects:
-                rows.append(_row(law, "", Status.NOT_APPLICABLE, "the target has nothing that it speaks of"))
-            for subject, reason in subjects.items():
-                if reason is not None:
+            for subject, reason in subjects_of(law, self._description).items():
+                if subject in self._left_to_stock:
+                    continue
+                gap = self._profile.gap(law.id, subject)
+                # One class that a law does not speak of is no gap; a law that speaks of nothing there is.
+                if gap is not None and (reason is None or not subject):
+                    rows.append(_row(law, subject, Status.DECLARED_GAP, gap.reason))
+                elif reason is not None:
                     rows.append(_row(law, subject, Status.NOT_APPLICABLE, reason))
                 else:
                     unit = units.setdefault((workload.name, subject), Unit(workload, subject, []))
@@ -175,6 +190,13 @@ class Runner:
                 unit.laws.clear()
             rows.clear()
         return list(units.values()), rows
+
+    @property
+    def _left_to_stock(self) -> set[str]:
+        """Classes that are judged where there is no plugin."""
+        if self._description["plugin"] is None:
+            return set()
+        return {info["name"] for info in self._description["classes"] if info.get("origin") != "plugin"}
 
     def _run_units(self, units: list[Unit], started: float) -> None:
         waiting = list(reversed(units))
@@ -221,18 +243,64 @@ class Runner:
             nothing: dict[str, Any] = {"examples": 0, "broken": [], "unreduced": []}
             findings = unit.findings["laws"][law.id] if unit.findings else nothing
             expected = [entry for entry in known if (entry.law, entry.subject) == (law.id, unit.subject)]
-            own = _distinct(self._broken_row(law, unit.subject, broken) for broken in findings["broken"])
+            own = [self._broken_row(law, unit.subject, broken) for broken in findings["broken"]]
+            # Where one trace shows two facets, and one of them is accepted, the trace is.
+            own = _distinct(sorted(own, key=lambda row: self._profile.failure(row) is None))
             if findings["unreduced"] and own:
                 own[-1].message += f"; also breaks in: {', '.join(findings['unreduced'])}"
-            if not own and (reason := _why_incomplete(unit, findings["examples"])):
-                own = [_row(law, unit.subject, Status.INCOMPLETE, reason)]
+            reason = _why_incomplete(unit, findings["examples"])
+            if reason and not own:
+                unobserved = unit.workload.unobserved if unit.findings and not unit.death else ""
+                status = Status.NOT_APPLICABLE if unobserved else Status.INCOMPLETE
+                own = [_row(law, unit.subject, status, unobserved or reason)]
             own += [self._known_row(law, entry) for entry in expected]
+            if not reason:
+                facets = [*(broken["facet"] for broken in findings["broken"]), *findings["unreduced"]]
+                facets += [entry.facet for entry in expected]
+                own += self._stale_rows(law, unit.subject, facets, findings["examples"])
             for row in own or [_row(law, unit.subject, Status.HOLDS)]:
                 row.examples = findings["examples"]
                 row.steps = unit.findings["steps"] if unit.findings else 0
                 row.seconds = round(unit.seconds, 3)
                 rows.append(row)
         return rows
+
+    def _stale_rows(self, law: Law, subject: str, facets: list[str], examples: int) -> list[Row]:
+        """Rows for the failures that the profile lists and that are none: only these facets broke."""
+        rows = []
+        for entry in self._profile.known_for(law.id, subject):
+            if not (facets if entry.facet is None else entry.facet in facets):
+                told = f"it did not break in {examples} examples"
+                message = f"{entry.place} lists it as known ({entry.issue}), but {told}: remove it there"
+                rows.append(_row(law, subject, Status.STALE, message))
+                rows[-1].facet = entry.facet or ""
+        return rows
+
+    def _accept(self, rows: list[Row]) -> None:
+        """Call known what the profile lists."""
+        for row in rows:
+            if row.status is Status.BROKEN and (failure := self._profile.failure(row)):
+                row.status, row.message = Status.KNOWN, failure.message
+
+    def _inherit(self, rows: list[Row]) -> None:
+        """Call inherited what breaks for the stock ancestors of a plugin's classes without the plugin."""
+        for row in rows:
+            # What a law says of a plugin has no meaning without one.
+            workload = WORKLOADS.get(LAWS[row.law].workload)
+            about_plugin = workload is not None and "drift" in workload.parts
+            if row.status is not Status.BROKEN or not self._description["plugin"] or about_plugin:
+                continue
+            if row.trace is None:
+                continue
+            trace = stock_trace(row.trace, self._description)
+            self._watcher.phase(f"{row.title}: is it broken without the plugin?")
+            needed = [" ".join(run["flags"]) for run in trace["runs"]]
+            self._running.start(needed)
+            self._hosts.update({flags: self._running[flags].address for flags in needed})
+            broken = self.judge(LAWS[row.law], trace)
+            if broken is not None and row.facet in broken.facets:
+                row.status = Status.INHERITED
+                row.message = f"{self._description['name']} breaks it without the plugin: {row.message}"
 
     def _known_row(self, law: Law, entry: Known) -> Row:
         row = _row(law, entry.subject, Status.KNOWN, entry.reason)
@@ -265,7 +333,7 @@ class Runner:
     def _answers_rows(self, units: list[Unit], known: list[Known]) -> list[Row]:
         """One row that holds, or one for each distinct way in which the target died."""
         if not units:
-            return [_row(ANSWERS, "all operations", Status.NOT_APPLICABLE, "there is nothing to ask")]
+            return [_row(ANSWERS, ALL_OPERATIONS, Status.NOT_APPLICABLE, "there is nothing to ask")]
         expected = [entry for entry in known if entry.law == ANSWERS.id]
         deaths = [
             unit
@@ -279,9 +347,12 @@ class Runner:
         examples = sum(unit.findings["examples"] for unit in units if unit.findings)
         cut = [unit for unit in units if unit.cut or unit.failure or not (examples or unit.death)]
         if not rows and cut:
-            rows = [_row(ANSWERS, "all operations", Status.INCOMPLETE, "not everything was run")]
+            rows = [_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE, "not everything was run")]
         elif not rows and not expected:
-            rows = [_row(ANSWERS, "all operations", Status.HOLDS)]
+            rows = [_row(ANSWERS, ALL_OPERATIONS, Status.HOLDS)]
+            # A few of the laws may not come to the operation that ends the process.
+            if len(self._laws) == len(LAWS):
+                rows = self._stale_rows(ANSWERS, ALL_OPERATIONS, [], examples) or rows
         rows += [self._known_row(ANSWERS, entry) for entry in expected]
         for row in rows:
             row.examples = examples
@@ -291,7 +362,7 @@ class Runner:
 
     def _death_row(self, unit: Unit) -> Row:
         """The unit's death, reduced when it comes again."""
-        row = _row(ANSWERS, "all operations", Status.INCOMPLETE)
+        row = _row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE)
         row.facet = _death_facet(unit)
         row.message = f"{unit.name}: {unit.death}"
         if unit.death_trace is None:
@@ -386,7 +457,8 @@ class Runner:
             law=LAWS[row.law],
             target_name=self._description["name"],
             target_version=self._description["version"],
-            operations=target if ":" in target else source,
+            operations=target if is_external(target) else source,
+            setup=self._description["setup"],
             trace=trace,
             isolated=row.law == ANSWERS.id,
             timeout=self._worker.timeout,

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvref_conformance.check import Loaded, NoSuchLaw, choose_baseline, loaded, select_laws
+from kvref_conformance.check import Loaded, NoSuchLaw, choose_baseline, loaded, prepare, select_laws
 from kvref_conformance.laws import ANSWERS
+from kvref_conformance.profile import ProfileError
 from kvref_conformance.report import progress, render
-from kvref_conformance.results import Status, Verdict
+from kvref_conformance.results import EXIT_CODES, Status
 from kvref_conformance.runner import DEPTHS, Options
 from kvref_conformance.targets import UnknownTarget
-from kvref_conformance.worker import TargetFailed, Worker
+from kvref_conformance.worker import TargetFailed
 
 
 def option(config: pytest.Config, name: str) -> Any:
@@ -39,15 +40,17 @@ def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     if option(request.config, "--kv-depth") not in DEPTHS:
         raise pytest.UsageError(f"--kv-depth must be one of {', '.join(DEPTHS)}")
     laws = select_laws(option(request.config, "--kv-laws"))
-    worker = Worker(
-        option(request.config, "--kv-target"),
-        option(request.config, "--kv-python") or sys.executable,
-        tuple(option(request.config, "--kv-path")),
-    )
     try:
-        with progress(Console(file=io.StringIO())) as watcher, loaded(worker, laws, watcher) as one:
+        worker, profile = prepare(
+            option(request.config, "--kv-target"),
+            option(request.config, "--kv-profile"),
+            python=option(request.config, "--kv-python") or sys.executable,
+            paths=option(request.config, "--kv-path"),
+            stubs=option(request.config, "--kv-stub"),
+        )
+        with progress(Console(file=io.StringIO())) as watcher, loaded(worker, laws, watcher, profile) as one:
             yield one
-    except (UnknownTarget, TargetFailed) as error:
+    except (UnknownTarget, TargetFailed, ProfileError) as error:
         pytest.exit(f"kvref: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
 
 
@@ -63,9 +66,9 @@ def test_law(law: str, target: Loaded, request: pytest.FixtureRequest) -> None:
     with progress(Console(file=io.StringIO())) as watcher:
         result = target.check(options, baseline, watcher)
     rows = [row for row in result.rows if row.law == law]
-    if all(row.status is Status.NOT_APPLICABLE for row in rows):
-        pytest.skip("; ".join(dict.fromkeys(row.message for row in rows)))
-    if result.verdict is not Verdict.CONFORMANT:
+    if all(row.status in (Status.NOT_APPLICABLE, Status.DECLARED_GAP) for row in rows):
+        pytest.skip("; ".join(dict.fromkeys(f"{row.status}: {row.message}" for row in rows)))
+    if EXIT_CODES[result.verdict] != 0:
         text = io.StringIO()
         render(result, Console(file=text, width=100))
         pytest.fail(text.getvalue(), pytrace=False)

@@ -138,7 +138,9 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
     findings = _collect(explorer, laws, channel)
     for law in laws:
         found = findings["laws"][law.id]
+        accepted = request["accepted"].get(law.id, ())
         facets = sorted(found.pop("facets") - set(request["known"].get(law.id, ())))
+        facets.sort(key=lambda facet: facet in accepted)
         found["broken"] = [_reduce(explorer, law, facet, channel) for facet in facets[:MAX_FACETS]]
         found["unreduced"] = facets[MAX_FACETS:]
     channel.send({"findings": findings})

@@ -35,6 +35,8 @@ class Unit:
     laws: list[Law]
     known: dict[str, list[str]] = field(default_factory=dict)
     """Facets by law that are known to break, and need not be reduced again."""
+    accepted: dict[str, list[str]] = field(default_factory=dict)
+    """Facets by law that the profile lists, to be reduced after those that are new."""
     findings: dict[str, Any] | None = None
     failure: str = ""
     death: str = ""
@@ -71,6 +73,7 @@ class Running:
             "subject": unit.subject,
             "laws": [law.id for law in unit.laws],
             "known": unit.known,
+            "accepted": unit.accepted,
             "description": description,
             "seed": seed_of(seed, unit.workload.name, unit.subject),
             "examples": max(1, round(examples * unit.workload.weight)),

@@ -21,6 +21,7 @@ from typing import Any
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.programs_runtime import how_it_ended
 from kvref_conformance.session import NotJudged, Tail, end_of, kill_group, open_child
+from kvref_conformance.targets import is_external
 
 OWN_PACKAGES = ("kvref", "kvref_conformance", "kvref_strategies")
 LENT_PACKAGES = ("hypothesis", "_hypothesis_globals", "_hypothesis_ftz_detector", "sortedcontainers")
@@ -42,18 +43,20 @@ class TargetFailed(Exception):
 class Worker:
     """How to run the target: what to load, in which interpreter, with which import paths.
 
-    `timeout` is the longest an operation may take, in seconds.
+    `timeout` is the longest an operation may take, in seconds. `stubs` are packages for hardware that is not
+    there, in whose place a plugin finds mocks.
     """
 
     target: str
     python: str = sys.executable
     paths: tuple[str, ...] = ()
     timeout: float = 30.0
+    stubs: tuple[str, ...] = ()
 
     @property
     def import_paths(self) -> list[str]:
         """Folders in front of the interpreter's own; an external target may lie in the current one."""
-        here = [os.getcwd()] if ":" in self.target else []
+        here = [os.getcwd()] if is_external(self.target) else []
         return [*(os.path.abspath(path) for path in self.paths), *here]
 
     def environment(self) -> dict[str, str]:
@@ -90,6 +93,7 @@ class Host:
         self._output = Tail(reading)
         config = {
             "target": self.worker.target,
+            "stubs": list(self.worker.stubs),
             "own": package_folders(OWN_PACKAGES),
             "lent": package_folders(LENT_PACKAGES),
             "control": far.fileno(),
@@ -130,6 +134,8 @@ class Host:
                 how = "closed its connection to kvref"
             self.stop()
             raise TargetFailed(self._paragraph(f"its process ended while loading ({how})")) from None
+        if "refused" in reply:
+            raise TargetFailed(f"target {self.worker.target!r} cannot be used: {reply['refused']}.")
         self._loaded = True
         if "failed" in reply:
             raise TargetFailed(self._paragraph(f"loading it raised {reply['failed']}"))
@@ -193,20 +199,34 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
     return folders
 
 
+class RunningHosts(dict[str, Host]):
+    """The host for each set of interpreter flags."""
+
+    def __init__(self, worker: Worker, folder: Path) -> None:
+        super().__init__()
+        self._worker = worker
+        self._folder = folder
+
+    def start(self, flag_sets: Iterable[str]) -> None:
+        """Start those that are not running, side by side. Raises `TargetFailed`."""
+        new = [flags for flags in flag_sets if flags not in self]
+        for flags in new:
+            self[flags] = Host(self._worker, tuple(flags.split()), self._folder / str(len(self)))
+        for flags in new:
+            self[flags].ready()
+
+
 @contextmanager
-def running_hosts(worker: Worker, flag_sets: Iterable[str]) -> Iterator[dict[str, Host]]:
+def running_hosts(worker: Worker, flag_sets: Iterable[str]) -> Iterator[RunningHosts]:
     """Hosts for each set of interpreter flags, loaded side by side; gone afterwards with all they started.
 
     Raises `TargetFailed`.
     """
     long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER
     folder = Path(tempfile.mkdtemp(prefix="kvref-", dir="/tmp" if long else None))
-    hosts: dict[str, Host] = {}
+    hosts = RunningHosts(worker, folder)
     try:
-        for number, flags in enumerate(flag_sets):
-            hosts[flags] = Host(worker, tuple(flags.split()), folder / str(number))
-        for host in hosts.values():
-            host.ready()
+        hosts.start(flag_sets)
         yield hosts
     finally:
         for host in hosts.values():

@@ -1,8 +1,16 @@
 """Every workload, by name."""
 
-from kvref_strategies import registrations, specs
+from kvref_strategies import drift, registrations, spec_groups, spec_objects, spec_pages, specs
 from kvref_strategies.workload import Workload
 
 WORKLOADS: dict[str, Workload] = {
-    workload.name: workload for workload in (*specs.WORKLOADS, *registrations.WORKLOADS)
+    workload.name: workload
+    for workload in (
+        *specs.WORKLOADS,
+        *spec_objects.WORKLOADS,
+        *spec_pages.WORKLOADS,
+        *spec_groups.WORKLOADS,
+        *registrations.WORKLOADS,
+        *drift.WORKLOADS,
+    )
 }

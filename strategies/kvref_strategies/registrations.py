@@ -1,20 +1,27 @@
-"""Registration programs: trees of spec classes, managers, and the calls that register them."""
+"""Registration programs: trees of spec classes, managers, and the calls that register them.
+
+What a target without the capability `override` lacks, it is not asked for.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import initialize, rule
 
-from kvref.target import Registration, SpecClassInfo, SpecDescriptor
+from kvref.target import Registration, RegistryEntry, SpecClassInfo, SpecDescriptor, Step
 from kvref_strategies.specs import class_info, minimal, missing_menu
 from kvref_strategies.workload import Description, Draw, Machine, Stage, Subjects, Workload
 
 MAX_CLASSES = 6
 """Spec classes defined in one example: enough for a chain of four beside a diamond."""
+
+CALLS = ["registry.register", "registry.decorate"]
+"""Ways to register a class at once, as opposed to a platform's hook."""
 
 
 @dataclass
@@ -61,29 +68,32 @@ class ClassTree:
         """Defined classes, newest first, then the target's own."""
         return [*reversed(self.bases), *(info["name"] for info in self.stock)]
 
-    def draw_bases(self, draw: Draw) -> list[str]:
+    def possible_bases(self) -> list[list[str]]:
         """One base (a chain), or two of one line of descent (a diamond)."""
-        bases: list[str] = [draw(st.sampled_from(self.names()))]
-        others = [name for name in self.names() if name not in bases and self.joinable([*bases, name])]
-        diamond: bool = draw(st.booleans())
-        if others and diamond:
-            bases.append(draw(st.sampled_from(others)))
-        return bases
+        names = self.names()
+        diamonds = [[first, second] for first in names for second in names if first != second]
+        return [[name] for name in names] + [bases for bases in diamonds if self.joinable(bases)]
 
-    def draw_uniform_base(self, draw: Draw, name: str) -> str | None:
-        """None (the class itself) or one of its ancestors."""
-        ancestors = [n for n in self.names() if n in self.ancestors(name)]
-        return draw(st.none() | st.sampled_from(ancestors))
+    def draw_bases(self, draw: Draw) -> list[str]:
+        return draw(st.sampled_from(self.possible_bases()))
 
-    def draw_stranger(self, draw: Draw, name: str) -> str:
-        """A class that is no ancestor of `name`."""
-        return draw(st.sampled_from([n for n in self.names() if n not in self.ancestors(name)]))
+    def named_ancestors(self, name: str) -> list[str]:
+        """The class and its ancestors, those that can be a uniform base."""
+        return [n for n in self.names() if n in self.ancestors(name)]
+
+    def strangers(self, name: str) -> list[str]:
+        """Classes that are no ancestors of `name`."""
+        return [n for n in self.names() if n not in self.ancestors(name)]
 
 
 class RegistrationMachine(Machine):
     """Registration against a plain model: classes, what is registered, and nothing else.
 
-    The model knows which registrations are legal; whether the target agrees is for the laws.
+    The model knows which registrations are legal; whether the target agrees is for the laws. Look-ups next to
+    a call on both sides tell what it changed.
+
+    There is one rule, which draws what to do and then one of all the ways to do it: Hypothesis leaves rules
+    out of an example, and a step of few draws out of one that it reduces.
     """
 
     def __init__(self, stage: Stage, description: Description, subject: str) -> None:
@@ -91,148 +101,329 @@ class RegistrationMachine(Machine):
         self.tree = ClassTree(description)
         self.managers = list(description["managers"])
         self.registered: dict[str, Registration] = {}
+        self.stock: dict[str, RegistryEntry] = {}
+        """What the target's own classes were looked up as at first."""
+        self.ways = [
+            self.ways_to_define,
+            self.ways_to_register,
+            self.ways_to_look_up,
+            self.ways_to_ask_for_uniformity,
+            self.ways_to_register_wrongly,
+            self.ways_to_register_again,
+            *([self.ways_to_override] if can_override(description) else []),
+        ]
 
     @initialize()
     def initialise(self) -> None:
-        self.stage.perform("registry.initialise")
-        for info in self.tree.stock:
-            self.stage.perform("registry.lookup", spec=self.tree.spec(info["name"]))
+        self.perform([INITIALISE])
 
-    @precondition(lambda self: len(self.tree.bases) < MAX_CLASSES)
     @rule(data=st.data())
-    def define_spec(self, data: st.DataObject) -> None:
-        name, bases = f"Vendor{len(self.tree.bases)}", self.tree.draw_bases(data.draw)
-        if "value" in self.stage.perform("registry.define_spec", name=name, bases=bases):
-            self.tree.bases[name] = bases
+    def act(self, data: st.DataObject) -> None:
+        ways = data.draw(st.sampled_from(self.ways))()
+        if ways:
+            self.perform(data.draw(st.sampled_from(ways)))
 
-    @precondition(lambda self: len(self.managers) < len(self.description["managers"]) + 2)
-    @rule(data=st.data())
-    def define_manager(self, data: st.DataObject) -> None:
-        base = data.draw(st.sampled_from(self.managers))
-        name = f"VendorManager{len(self.managers) - len(self.description['managers'])}"
-        self.stage.perform("registry.define_manager", name=name, base=base)
-        self.managers.append(name)
+    def ways_to_define(self) -> list[list[Step]]:
+        """A spec class, followed by look-ups of what it may follow, or a manager class."""
+        if len(self.tree.bases) == MAX_CLASSES:
+            return []
+        name = f"Vendor{len(self.tree.bases)}"
+        manager = f"VendorManager{len(self.managers) - len(self.description['managers'])}"
+        new = [info["name"] for info in self.tree.stock if info["name"] not in self.stock]
+        ways = []
+        for bases in self.tree.possible_bases():
+            ancestors = set[str]().union(*(self.tree.ancestors(base) for base in bases))
+            asked = look_ups(self.tree, [own for own in new if own in ancestors])
+            ways.append([step("registry.define_spec", name=name, bases=bases), *asked])
+        return ways + [[step("registry.define_manager", name=manager, base=base)] for base in self.managers]
 
-    @precondition(lambda self: len(self.tree.bases) > len(self.registered))
-    @rule(data=st.data())
-    def register(self, data: st.DataObject) -> None:
-        new = [name for name in self.tree.bases if name not in self.registered]
-        name = data.draw(st.sampled_from(new))
-        registration = draw_registration(data.draw, self.tree, self.managers, name)
-        call = data.draw(st.sampled_from(["registry.register", "registry.decorate"]))
-        if "value" in self.stage.perform(call, **registration):
-            self.registered[name] = registration
+    def ways_to_register(self) -> list[list[Step]]:
+        new = [r for name in self.unregistered for r in registrations(self.tree, self.managers, name)]
+        return [[call, *self.asked(call)] for call in calls(new)]
 
-    @precondition(lambda self: self.registered)
-    @rule(data=st.data())
-    def register_again(self, data: st.DataObject) -> None:
-        self.stage.perform("registry.register", **self._draw_registered(data.draw))
+    def ways_to_look_up(self) -> list[list[Step]]:
+        return [look_ups(self.tree, [name]) for name in self.tree.names()]
 
-    @precondition(lambda self: self.registered)
-    @rule(data=st.data())
-    def register_in_conflict(self, data: st.DataObject) -> None:
-        registration = self._draw_registered(data.draw)
-        conflicting = draw_conflict(data.draw, self.tree, self.managers, registration)
-        spec = self.tree.spec(registration["spec_class"])
-        self.stage.perform("registry.lookup", spec=spec)
-        self.stage.perform("registry.register", **conflicting)
-        self.stage.perform("registry.lookup", spec=spec)
+    def ways_to_ask_for_uniformity(self) -> list[list[Step]]:
+        return [
+            [*look_ups(self.tree, [spec["class"] for spec in specs]), step("registry.uniform", specs=specs)]
+            for specs in pairs(self.tree)
+        ]
 
-    @precondition(lambda self: self.tree.bases)
-    @rule(data=st.data())
-    def lookup(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.tree.names()))
-        self.stage.perform("registry.lookup", spec=self.tree.spec(name))
+    def ways_to_register_wrongly(self) -> list[list[Step]]:
+        """With a base that is no ancestor, or in conflict with what is registered, if need be just before."""
+        ways = []
+        for name in self.tree.bases:
+            first: Registration = {"spec_class": name, "manager": self.managers[0], "base": None}
+            before = [] if name in self.registered else calls([first])[:1]
+            conflicting = conflicts(self.tree, self.managers, self.registered.get(name, first))
+            ways += [[*before, *self.between_look_ups(call)] for call in calls(conflicting)]
+        for name in self.unregistered:
+            wrong = strange(self.tree, self.managers[:1], name)
+            ways += [self.between_look_ups(call) for call in calls(wrong)]
+        for name in self.registered if can_override(self.description) else ():
+            for base in self.tree.strangers(name):
+                call = step("registry.override", spec_class=name, manager=None, base=base)
+                ways.append(self.between_look_ups(call))
+        return ways
 
-    def _draw_registered(self, draw: Draw) -> Registration:
-        return self.registered[draw(st.sampled_from(list(self.registered)))]
+    def ways_to_register_again(self) -> list[list[Step]]:
+        """A class of the target's own is taken to be registered as it is looked up."""
+        known = list(self.registered.values())
+        for name, entry in self.stock.items():
+            if entry["manager"] is not None:
+                known.append({"spec_class": name, "manager": entry["manager"], "base": entry["base"]})
+        # The class itself as its base is said by its name, or by none.
+        named: list[Registration] = [{**r, "base": r["spec_class"]} for r in known if r["base"] is None]
+        unnamed: list[Registration] = [{**r, "base": None} for r in known if r["base"] == r["spec_class"]]
+        return [self.between_look_ups(call) for call in calls(known + named + unnamed)]
+
+    def ways_to_override(self) -> list[list[Step]]:
+        """A class that has an entry or, wrongly, one that has none."""
+        possible = [o for name in self.tree.names() for o in overrides(self.tree, self.managers, name)]
+        return [self.between_look_ups(step("registry.override", **override)) for override in possible]
+
+    @property
+    def unregistered(self) -> list[str]:
+        return [name for name in self.tree.bases if name not in self.registered]
+
+    def between_look_ups(self, call: Step) -> list[Step]:
+        asked = self.asked(call)
+        return [*asked, call, *asked]
+
+    def asked(self, call: Step) -> list[Step]:
+        """Look-ups of the class, and of one that may follow it."""
+        name = call["args"]["spec_class"]
+        followers = [other for other in self.tree.bases if name in self.tree.ancestors(other) - {other}]
+        return look_ups(self.tree, [name, *followers[-1:]])
+
+    def perform(self, steps: Iterable[Step]) -> None:
+        """Perform the steps and keep the model."""
+        for each in steps:
+            arguments, outcome = each["args"], self.stage.perform(each["op"], **each["args"])
+            if each["op"] == "registry.define_spec":
+                self.tree.bases[arguments["name"]] = arguments["bases"]
+            elif each["op"] == "registry.define_manager":
+                self.managers.append(arguments["name"])
+            elif each["op"] in CALLS and "value" in outcome and arguments["spec_class"] in self.tree.bases:
+                name, manager, base = (arguments[key] for key in ("spec_class", "manager", "base"))
+                self.registered.setdefault(name, {"spec_class": name, "manager": manager, "base": base})
+            elif each["op"] == "registry.lookup" and arguments["spec"]["class"] not in self.tree.bases:
+                unknown: RegistryEntry = {"manager": None, "base": None}
+                self.stock.setdefault(arguments["spec"]["class"], outcome.get("value") or unknown)
 
 
-def draw_registration(draw: Draw, tree: ClassTree, managers: list[str], name: str) -> Registration:
-    """A legal registration of the class."""
-    return {
-        "spec_class": name,
-        "manager": draw(st.sampled_from(managers)),
-        "base": tree.draw_uniform_base(draw, name),
-    }
+def can_override(description: Description) -> bool:
+    return bool(description["capabilities"].get("override"))
 
 
-def draw_conflict(draw: Draw, tree: ClassTree, managers: list[str], first: Registration) -> Registration:
-    """A registration of the same class with another manager, or another uniform base."""
-    name = first["spec_class"]
-    own = first["base"] or name
-    bases = [n for n in tree.names() if n in tree.ancestors(name) and n != own]
-    if draw(st.booleans()) and bases:
-        return {**first, "base": draw(st.sampled_from(bases))}
-    return {**first, "manager": draw(st.sampled_from([m for m in managers if m != first["manager"]]))}
+def step(operation: str, **arguments: Any) -> Step:
+    return {"op": operation, "args": arguments}
 
 
-Step = tuple[str, dict[str, Any]]
-"""An operation and its arguments."""
+INITIALISE = step("registry.initialise")
+
+
+def perform(stage: Stage, steps: Iterable[Step]) -> None:
+    for each in steps:
+        stage.perform(each["op"], **each["args"])
+
+
+def look_ups(tree: ClassTree, names: Iterable[str]) -> list[Step]:
+    return [step("registry.lookup", spec=tree.spec(name)) for name in names]
+
+
+def calls(registrations: Iterable[Registration]) -> list[Step]:
+    """Each registration in each of the ways to call for it."""
+    return [step(call, **registration) for registration in registrations for call in CALLS]
+
+
+def registrations(tree: ClassTree, managers: list[str], name: str) -> list[Registration]:
+    """Every legal registration of the class, the simplest first."""
+    bases = [None, *tree.named_ancestors(name)]
+    return [{"spec_class": name, "manager": manager, "base": base} for base in bases for manager in managers]
+
+
+def strange(tree: ClassTree, managers: list[str], name: str) -> list[Registration]:
+    """Registrations of the class with a uniform base that is no ancestor."""
+    bases = tree.strangers(name)
+    return [{"spec_class": name, "manager": manager, "base": base} for base in bases for manager in managers]
+
+
+def conflicts(tree: ClassTree, managers: list[str], first: Registration) -> list[Registration]:
+    """Registrations of the same class with another manager, or with another uniform base."""
+    own = first["base"] or first["spec_class"]
+    bases = [base for base in tree.named_ancestors(first["spec_class"]) if base != own]
+    other: list[Registration] = [{**first, "manager": manager} for manager in managers]
+    return [r for r in other if r != first] + [{**first, "base": base} for base in bases]
+
+
+def overrides(tree: ClassTree, managers: list[str], name: str) -> list[dict[str, Any]]:
+    """Every legal replacement of manager, uniform base, or both."""
+    bases = [None, *tree.named_ancestors(name)]
+    both = [(manager, base) for base in bases for manager in [*managers, None] if manager or base]
+    return [{"spec_class": name, "manager": manager, "base": base} for manager, base in both]
+
+
+def pairs(tree: ClassTree) -> list[list[SpecDescriptor]]:
+    """Specs of each two classes that have an ancestor which describes a layer, and of some that have none.
+
+    Their fields are equal where the classes have the same ones.
+    """
+    names = tree.names()
+    layers = {name: tree.ancestors(name).intersection(names) for name in names}
+    found = []
+    for first in names:
+        strangers = [name for name in names if not layers[first] & layers[name]]
+        for second in [*(name for name in names if layers[first] & layers[name]), *strangers[:1]]:
+            specs = [tree.spec(first), tree.spec(second)]
+            if specs[0]["fields"].keys() == specs[1]["fields"].keys():
+                specs[1] = {**specs[1], "fields": specs[0]["fields"]}
+            found.append(specs)
+    return found
+
+
+@dataclass
+class Start:
+    """What a process does at its start: classes, then the calls that register them."""
+
+    tree: ClassTree
+    setup: list[Step] = field(default_factory=list)
+    calls: list[Step] = field(default_factory=list)
+
+
+def draw_start(draw: Draw, description: Description) -> Start:
+    """One to three classes, each registered by a call, a decorator, or the platform's hook."""
+    start = Start(ClassTree(description))
+    hooked: list[Registration] = []
+    for number in range(draw(st.integers(1, 3))):
+        name = define(start, f"Vendor{number}", start.tree.draw_bases(draw))
+        registration = draw(st.sampled_from(registrations(start.tree, description["managers"], name)))
+        way = draw(st.sampled_from([*CALLS, "hook"]))
+        if way == "hook":
+            hooked.append(registration)
+        else:
+            start.calls.append(step(way, **registration))
+    if hooked:
+        start.setup.append(step("registry.install_hook", registrations=hooked))
+    return start
+
+
+def define(start: Start, name: str, bases: list[str]) -> str:
+    start.tree.bases[name] = bases
+    start.setup.append(step("registry.define_spec", name=name, bases=bases))
+    return name
 
 
 def orders(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """The same registrations twice: built-ins first, then in another order, each in its own process.
 
     In the second process nobody may have asked for the built-ins at all: the first look-up brings them.
+    An override of what is not registered yet is to be refused, and made again at the end.
     """
-    tree = ClassTree(description)
-    setup: list[Step] = []
-    registrations: list[Step] = []
-    hooked: list[Registration] = []
-    for number in range(draw(st.integers(1, 3))):
-        name, bases = f"Vendor{number}", tree.draw_bases(draw)
-        tree.bases[name] = bases
-        setup.append(("registry.define_spec", {"name": name, "bases": bases}))
-        registration = draw_registration(draw, tree, description["managers"], name)
-        way = draw(st.sampled_from(["registry.register", "registry.decorate", "hook"]))
-        if way == "hook":
-            hooked.append(registration)
-        else:
-            registrations.append((way, dict(registration)))
-    if hooked:
-        setup.append(("registry.install_hook", {"registrations": hooked}))
-    asked = draw(st.lists(st.sampled_from(tree.names()), min_size=1, max_size=4, unique=True))
-    initialise: Step = ("registry.initialise", {})
-    other_order = list(draw(st.permutations(registrations)))
-    place = draw(st.none() | st.integers(0, len(registrations)))
+    start = draw_start(draw, description)
+    replaced: list[Step] = []
+    if can_override(description):
+        called = [call["args"]["spec_class"] for call in start.calls]
+        stock = [info["name"] for info in start.tree.stock]
+        for name in draw(st.lists(st.sampled_from([*called, *stock]), max_size=2, unique=True)):
+            override = draw(st.sampled_from(overrides(start.tree, description["managers"], name)))
+            replaced.append(step("registry.override", **override))
+    asked = draw(st.lists(st.sampled_from(start.tree.names()), min_size=1, max_size=4, unique=True))
+    asked += [call["args"]["spec_class"] for call in replaced if call["args"]["spec_class"] not in asked]
+    other_order = list(draw(st.permutations([*start.calls, *replaced])))
+    early = [call for place, call in enumerate(other_order) if _is_early(call, other_order[place:])]
+    place = draw(st.none() | st.integers(0, len(other_order)))
     if place is not None:
-        other_order.insert(place, initialise)
-    for order in ([initialise, *registrations], other_order):
+        other_order.insert(place, INITIALISE)
+    for order in ([INITIALISE, *start.calls, *replaced], [*other_order, *early]):
         stage.fresh()
-        for operation, arguments in (*setup, *order):
-            stage.perform(operation, **arguments)
-        for name in asked:
-            stage.perform("registry.lookup", spec=tree.spec(name))
+        perform(stage, [*start.setup, *order, *look_ups(start.tree, asked)])
+
+
+def _is_early(call: Step, later: list[Step]) -> bool:
+    """Whether the class that is overridden here is registered later."""
+    registered = [other["args"]["spec_class"] for other in later if other["op"] in CALLS]
+    return call["op"] == "registry.override" and call["args"]["spec_class"] in registered
+
+
+def processes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """The same start in two processes, the second of which has more of a life before it is initialised.
+
+    It looks classes up while they are being registered, has other classes, and is initialised once more. So
+    what a process remembers from before its start, and what depends on how many classes there are or where
+    they lie in memory, differs; the registrations and their order do not.
+    """
+    start = draw_start(draw, description)
+    asked = draw(st.lists(st.sampled_from(start.tree.names()), min_size=1, max_size=4, unique=True))
+    lived = list(start.calls)
+    for name in draw(st.lists(st.sampled_from(start.tree.names()), max_size=3)):
+        lived[(place := draw(st.integers(0, len(lived)))) : place] = look_ups(start.tree, [name])
+    lived = [*start.setup, *lived]
+    for number in range(draw(st.integers(0, 2))):
+        base = draw(st.sampled_from([info["name"] for info in start.tree.stock]))
+        lived.insert(0, step("registry.define_spec", name=f"Other{number}", bases=[base]))
+    initialised = [INITIALISE] * draw(st.integers(1, 2))
+    for steps in ([*start.setup, *start.calls, INITIALISE], [*lived, *initialised]):
+        stage.fresh()
+        perform(stage, [*steps, *look_ups(start.tree, asked)])
+
+
+RACE_POINTS = 12
+"""Places at which a race interrupts a thread."""
+
+
+def races(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """First look-ups from two or three threads, of which one may initialise or register something instead.
+
+    What a thread asks for is a class of the target's own, one that the hook registers, or one that the same
+    thread has registered before: in any order the answer is the same.
+    """
+    start = Start(ClassTree(description))
+    stock = [info["name"] for info in start.tree.stock]
+    hooked: list[Registration] = []
+    for number in range(draw(st.integers(1, 2))):
+        name = define(start, f"Vendor{number}", [draw(st.sampled_from(stock))])
+        manager = draw(st.sampled_from(description["managers"]))
+        hooked.append({"spec_class": name, "manager": manager, "base": None})
+    start.setup.append(step("registry.install_hook", registrations=hooked))
+    certain = [*(registration["spec_class"] for registration in hooked), *reversed(stock)]
+    threads = [look_ups(start.tree, [draw(st.sampled_from(certain))]) for _ in range(draw(st.integers(2, 3)))]
+    match draw(st.sampled_from(["look up", "initialise", "register"])):
+        case "initialise":
+            threads[0] = [INITIALISE]
+        case "register":
+            name = define(start, "Racer", [draw(st.sampled_from(stock))])
+            possible = calls(registrations(start.tree, description["managers"], name))
+            register = draw(st.sampled_from(possible))
+            threads[draw(st.integers(0, 1))] = [register, *look_ups(start.tree, [name])]
+            certain.append(name)
+    perform(stage, start.setup)
+    after = look_ups(start.tree, certain)
+    stage.perform("registry.race", threads=threads, after=after, points=RACE_POINTS)
 
 
 def refusals(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """A legal registration and one thing to refuse, with asserts and, in another process, without."""
-    tree = ClassTree(description)
-    tree.bases["Vendor0"] = tree.draw_bases(draw)
-    legal = draw_registration(draw, tree, description["managers"], "Vendor0")
-    steps: list[Step] = [
-        ("registry.initialise", {}),
-        ("registry.define_spec", {"name": "Vendor0", "bases": tree.bases["Vendor0"]}),
-        ("registry.register", dict(legal)),
-    ]
+    start, managers = Start(ClassTree(description)), description["managers"]
+    tree = start.tree
+    define(start, "Vendor0", tree.draw_bases(draw))
+    legal = draw(st.sampled_from(registrations(tree, managers, "Vendor0")))
+    refused: list[Step] = []
     match draw(st.sampled_from(["conflict", "base", "unregistered"])):
         case "conflict":
-            conflict = draw_conflict(draw, tree, description["managers"], legal)
-            steps.append(("registry.register", dict(conflict)))
+            refused = calls(conflicts(tree, managers, legal))
         case "base":
-            tree.bases["Vendor1"] = tree.draw_bases(draw)
-            steps.append(("registry.define_spec", {"name": "Vendor1", "bases": tree.bases["Vendor1"]}))
-            stranger = tree.draw_stranger(draw, "Vendor1")
-            steps.append(("registry.register", {**legal, "spec_class": "Vendor1", "base": stranger}))
+            define(start, "Vendor1", tree.draw_bases(draw))
+            refused = calls(strange(tree, managers, "Vendor1"))
         case _:
-            tree.bases["Stray"] = ["AttentionSpec"]
-            steps.append(("registry.define_spec", {"name": "Stray", "bases": ["AttentionSpec"]}))
-            steps.append(("registry.check", {"layers": {"layer.0": tree.spec("Stray")}}))
+            define(start, "Stray", ["AttentionSpec"])
+            refused = [step("registry.check", layers={"layer.0": tree.spec("Stray")})]
+    steps = [INITIALISE, *start.setup, step("registry.register", **legal)]
+    steps += [draw(st.sampled_from(refused))] if refused else []
     for flags in ((), ("-O",)):
         stage.fresh(*flags)
-        for operation, arguments in steps:
-            stage.perform(operation, **arguments)
+        perform(stage, steps)
 
 
 def _one_subject(description: Description) -> Subjects:
@@ -242,6 +433,8 @@ def _one_subject(description: Description) -> Subjects:
 WORKLOADS = [
     Workload("registry.machine", ("registry",), _one_subject, RegistrationMachine, isolated=True, weight=0.4),
     Workload("registry.orders", ("registry",), _one_subject, orders, isolated=True, weight=0.4),
+    Workload("registry.processes", ("registry",), _one_subject, processes, isolated=True, weight=0.2),
+    Workload("registry.races", ("registry",), _one_subject, races, isolated=True, weight=0.04),
     Workload(
         "registry.refusals", ("registry",), _one_subject, refusals, isolated=True, flags=("-O",), weight=0.2
     ),

@@ -38,7 +38,13 @@ MENUS: dict[str, list[Any]] = {
 """Values beside the default, by field name, in tokens, heads, elements or bytes as the field counts."""
 
 # One latent vector a token stands for all heads, and there is no separate V.
-_LATENT: dict[str, list[Any]] = {"num_kv_heads": [1], "head_size_v": [], "head_size": [576, 512, 64]}
+_LATENT: dict[str, list[Any]] = {
+    "num_kv_heads": [1],
+    "head_size_v": [],
+    "head_size": [576, 512, 64],
+    "tokens_per_state": MENUS["tokens_per_state"],
+    "compress_ratio": MENUS["compress_ratio"],
+}
 
 KINDS: dict[str, dict[str, list[Any]]] = {
     # Chunked layers never become latent ones, while windowed ones do.
@@ -71,6 +77,9 @@ def is_required(field: FieldInfo) -> bool:
 
 def menu(info: SpecClassInfo, field: str) -> list[Any]:
     """Values that an engine may give `field` of this class; empty when it is to be left alone."""
+    for known in info["fields"]:
+        if known["name"] == field and "values" in known:
+            return known["values"]
     for ancestor in info["mro"]:
         if field in KINDS.get(ancestor, {}):
             return KINDS[ancestor][field]
@@ -155,7 +164,10 @@ def padding(draw: Draw, stage: Stage, description: Description, subject: str) ->
     built = stage.perform("specs.build", spec=spec)
     if "value" in built:
         page = padded_page(draw, spec, built["value"]["page_size_bytes"])
-        stage.perform("specs.build", spec=with_field(spec, "page_size_padded", page))
+        padded = with_field(spec, "page_size_padded", page)
+        if description["capabilities"].get("never_pads"):
+            padded["declared"] = {"never_pads": True}
+        stage.perform("specs.build", spec=padded)
 
 
 def padded_page(draw: Draw, spec: SpecDescriptor, page: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 from hypothesis.stateful import RuleBasedStateMachine
 from hypothesis.strategies import SearchStrategy
 
-from kvref.target import Outcome, SpecClassInfo
+from kvref.target import Outcome, PluginInfo, SpecClassInfo
 
 
 class Description(TypedDict):
@@ -19,12 +19,16 @@ class Description(TypedDict):
     version: str
     capabilities: dict[str, Any]
     parts: list[str]
+    """What it has: parts (`"specs"`), and their operations (`"specs.merge"`)."""
     classes: list[SpecClassInfo]
     managers: list[str]
     environment: dict[str, str]
     """Versions of Python and torch."""
     threads: int
     """Threads that run after import, the main one included."""
+    plugin: PluginInfo | None
+    setup: dict[str, Any] | None
+    """How a stand-alone program loads the plugin, where that is not for the target's factory to do."""
 
 
 T = TypeVar("T")
@@ -71,12 +75,14 @@ class Workload:
     """A named source of examples.
 
     Attributes:
-        parts: parts of the target it needs.
+        parts: parts of the target it needs, and single operations that not every target has.
         subjects: what there is to run it on, for a described target.
         examples: a script, or a machine.
         isolated: every example runs in pristine processes of the target (its state is global).
         flags: sets of interpreter flags its processes need besides none.
         weight: share of the example budget (isolated examples cost a fork each).
+        unobserved: why a law does not apply to a subject of which no example gave it anything to judge;
+            without a reason, such a law was not run properly.
     """
 
     name: str
@@ -86,3 +92,4 @@ class Workload:
     isolated: bool = False
     flags: tuple[str, ...] = ()
     weight: float = 1.0
+    unobserved: str = ""

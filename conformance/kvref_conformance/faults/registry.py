@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kvref import registry
+from kvref.errors import ConflictingRegistrationError
 from kvref.registry import KVCacheSpecMetadata, KVCacheSpecRegistry
 from kvref.specs import KVCacheSpec
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _State = registry._State
+_find = _State.find
 _register = _State.register
+_override = _State.override
 _initialise = KVCacheSpecRegistry.initialise
 _BUILT_IN = registry._BUILT_IN
 
 
 def base_of_the_farthest_ancestor() -> ReferenceTarget:
-    """The manager comes from the nearest registered ancestor, the uniform base from the farthest."""
+    """A class without an entry gets the manager of its nearest registered ancestor, the base of its farthest.
+
+    Not so where something was overridden: what an override does is right.
+    """
 
     def find(state: registry._State, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
         entries = [state.registered[cls] for cls in spec_class.__mro__ if cls in state.registered]
-        if not entries:
-            return None
+        overridden = any(cls in state.overrides for cls in spec_class.__mro__)
+        if spec_class in state.registered or overridden or not entries:
+            return _find(state, spec_class)
         # Not the nearest one's own base: it may be no ancestor of what the entry is for.
         return replace(entries[0], uniform_type_base_spec=entries[-1].uniform_type_base_spec)
 
@@ -70,4 +79,92 @@ def conflict_refused_by_assert() -> ReferenceTarget:
         return replace(state, registered={**state.registered, entry.kvcache_spec_cls: entry})
 
     break_it(_State, "register", register)
+    return ReferenceTarget()
+
+
+def second_registration_refused() -> ReferenceTarget:
+    """A class is registered once; to say the same again is an error, too."""
+
+    def register(state: registry._State, entry: KVCacheSpecMetadata) -> registry._State:
+        if entry.kvcache_spec_cls in state.registered:
+            raise ConflictingRegistrationError(f"{entry.kvcache_spec_cls.__name__} is registered already")
+        return _register(state, entry)
+
+    break_it(_State, "register", register)
+    return ReferenceTarget()
+
+
+def any_base_accepted() -> ReferenceTarget:
+    """A uniform base need only be a spec class."""
+    break_it(KVCacheSpecMetadata, "__post_init__", lambda entry: None)
+    return ReferenceTarget()
+
+
+def override_forgets_the_base() -> ReferenceTarget:
+    """An override without a base makes the class its own base, as a registration without one does."""
+
+    def override(
+        state: registry._State,
+        spec_class: type[KVCacheSpec],
+        manager_class: registry.ManagerClass | None,
+        uniform_type_base_spec: type[KVCacheSpec] | None,
+        substitute: type[KVCacheSpec] | None,
+    ) -> registry._State:
+        base = spec_class if uniform_type_base_spec is None else uniform_type_base_spec
+        return _override(state, spec_class, manager_class, base, substitute)
+
+    break_it(_State, "override", override)
+    return ReferenceTarget()
+
+
+def uniform_whatever_the_base() -> ReferenceTarget:
+    """Specs are uniform when one manager manages them, with equal windows and the like."""
+
+    def is_uniform_with_collection(spec: KVCacheSpec, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
+        KVCacheSpecRegistry.check_kv_cache_spec_registry({"itself": spec, **kv_cache_specs})
+        manager = KVCacheSpecRegistry.get_manager_class(spec)
+        return all(
+            KVCacheSpecRegistry.get_manager_class(other) is manager and other.uniform_key == spec.uniform_key
+            for other in kv_cache_specs.values()
+        )
+
+    break_it(KVCacheSpec, "is_uniform_with_collection", is_uniform_with_collection)
+    return ReferenceTarget()
+
+
+def early_look_ups_remembered() -> ReferenceTarget:
+    """What was looked up before the engine initialised the registry is answered for good."""
+    remembered: dict[type[KVCacheSpec], KVCacheSpecMetadata | None] = {}
+    initialised = False
+
+    def initialise(vllm_config: object = None) -> None:
+        nonlocal initialised
+        initialised = True
+        _initialise(vllm_config)
+
+    def current_state() -> registry._State:
+        _initialise()
+        return KVCacheSpecRegistry._state
+
+    def find(state: registry._State, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
+        if spec_class in remembered:
+            return remembered[spec_class]
+        found = _find(state, spec_class)
+        if not initialised:
+            remembered[spec_class] = found
+        return found
+
+    break_it(KVCacheSpecRegistry, "initialise", staticmethod(initialise))
+    break_it(KVCacheSpecRegistry, "_current_state", staticmethod(current_state))
+    break_it(_State, "find", find)
+    return ReferenceTarget()
+
+
+def hook_seen_half_way() -> ReferenceTarget:
+    """While the platform's hook runs, what it has registered so far is seen by every thread."""
+
+    def own_transaction(cls: type[Any]) -> Any:
+        return cls._transaction
+
+    break_it(KVCacheSpecRegistry, "_own_transaction", classmethod(own_transaction))
     return ReferenceTarget()

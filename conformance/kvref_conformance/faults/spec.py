@@ -3,14 +3,148 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvref.specs import AttentionSpec, KVCacheSpec, MambaSpec, PaddedKVCacheSpec
+from kvref.specs import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MemoryLimits,
+    PaddedKVCacheSpec,
+    SlidingWindowSpec,
+    one_if_any,
+)
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _merge = KVCacheSpec.__dict__["merge"].__func__
+_is_uniform = KVCacheSpec.is_uniform_with_collection
+_page_size: property = PaddedKVCacheSpec.__dict__["page_size_bytes"]
+_unpadded_page_size: property = AttentionSpec.__dict__["unpadded_page_size_bytes"]
+
+
+def hashed_by_identity() -> ReferenceTarget:
+    """A recurrent layer's spec has a hash of its own, whatever it equals."""
+    break_it(MambaSpec, "__hash__", object.__hash__)
+    return ReferenceTarget()
+
+
+def alignment_not_pickled() -> ReferenceTarget:
+    """What is pickled leaves a field out, so that it has its default afterwards."""
+
+    def state(spec: PaddedKVCacheSpec) -> dict[str, Any]:
+        return {name: value for name, value in vars(spec).items() if name != "alignment"}
+
+    break_it(PaddedKVCacheSpec, "__getstate__", state)
+    return ReferenceTarget()
+
+
+def window_not_checked() -> ReferenceTarget:
+    """Windows are taken as they come."""
+    break_it(SlidingWindowSpec, "check_fields", AttentionSpec.check_fields)
+    return ReferenceTarget()
+
+
+def page_size_is_a_float() -> ReferenceTarget:
+    """The page is computed with / in place of //."""
+    page = property(lambda spec: _page_size.__get__(spec) / 1)
+    break_it(ChunkedLocalAttentionSpec, "page_size_bytes", page)
+    return ReferenceTarget()
+
+
+def scales_not_counted() -> ReferenceTarget:
+    """The page has no room for the scales of values quantised per token and head (as in vLLM 0.32)."""
+
+    def size(spec: AttentionSpec) -> int:
+        return spec.packed_state_bytes or (spec.head_size + spec.head_size_v) * spec.dtype.itemsize
+
+    break_it(AttentionSpec, "state_content_size_bytes", property(size))
+    return ReferenceTarget()
+
+
+def page_with_a_header() -> ReferenceTarget:
+    """Each page begins with some bytes of its own, however many tokens it holds."""
+    page = property(lambda spec: _unpadded_page_size.__get__(spec) + 64)
+    break_it(ChunkedLocalAttentionSpec, "unpadded_page_size_bytes", page)
+    return ReferenceTarget()
+
+
+def memory_of_part_of_a_page() -> ReferenceTarget:
+    """The last block of the longest request counts as far as it is filled."""
+
+    def max_memory_usage_bytes(spec: FullAttentionSpec, limits: MemoryLimits) -> int:
+        return limits.max_model_len * spec.page_size_bytes // spec.block_size
+
+    break_it(FullAttentionSpec, "max_memory_usage_bytes", max_memory_usage_bytes)
+    return ReferenceTarget()
+
+
+def memory_of_all_behind_the_window() -> ReferenceTarget:
+    """A windowed layer is given memory for the longest request."""
+
+    def max_memory_usage_bytes(spec: SlidingWindowSpec, limits: MemoryLimits) -> int:
+        return -(-limits.max_model_len // spec.block_size) * spec.page_size_bytes
+
+    break_it(SlidingWindowSpec, "max_memory_usage_bytes", max_memory_usage_bytes)
+    return ReferenceTarget()
+
+
+def window_of_the_first() -> ReferenceTarget:
+    """Layers with and without a window share the first one's."""
+
+    def rule(values: Sequence[Any]) -> Any:
+        one_if_any(values)
+        return values[0]
+
+    break_it(FullAttentionSpec, "merge_rules", {**FullAttentionSpec.merge_rules, "sliding_window": rule})
+    return ReferenceTarget()
+
+
+def merged_as_what_they_have_in_common() -> ReferenceTarget:
+    """A spec of a class and one of a class derived from it merge, in any order, to one of the former."""
+
+    def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
+        common = [type(one) for one in specs if all(isinstance(spec, type(one)) for spec in specs)]
+        if not common:
+            return _merge(cls, specs)
+        fields = [field.name for field in dataclasses.fields(common[0])]
+        return _merge(
+            common[0], [common[0](**{name: getattr(one, name) for name in fields}) for one in specs]
+        )
+
+    break_it(KVCacheSpec, "merge", classmethod(merge))
+    return ReferenceTarget()
+
+
+def uniform_if_the_first_window_is_enough() -> ReferenceTarget:
+    """Windowed layers are of one type if none has a larger window than the first."""
+
+    def is_uniform(spec: SlidingWindowSpec, layers: Mapping[str, KVCacheSpec]) -> bool:
+        own = spec.sliding_window
+        covered = {
+            name: dataclasses.replace(other, sliding_window=own)
+            if isinstance(other, SlidingWindowSpec) and other.sliding_window < own
+            else other
+            for name, other in layers.items()
+        }
+        return _is_uniform(spec, covered)
+
+    break_it(SlidingWindowSpec, "is_uniform_with_collection", is_uniform)
+    return ReferenceTarget()
+
+
+def windows_compared_before_kinds() -> ReferenceTarget:
+    """A windowed layer asks all others for their windows, those that have none included."""
+
+    def is_uniform(spec: SlidingWindowSpec, layers: Mapping[str, Any]) -> bool:
+        same = all(other.sliding_window == spec.sliding_window for other in layers.values())
+        return same and _is_uniform(spec, layers)
+
+    break_it(SlidingWindowSpec, "is_uniform_with_collection", is_uniform)
+    return ReferenceTarget()
 
 
 def state_padding_ignored() -> ReferenceTarget:

@@ -45,6 +45,8 @@ class Law:
     workload: str
     """Name of the workload in `kvref_strategies` that feeds the law."""
     check: Callable[[Runs], int]
+    capabilities: tuple[str, ...] = ()
+    """Capabilities that a target must declare for the law to apply."""
 
     @property
     def area(self) -> str:

@@ -117,6 +117,7 @@ def report_document(result: Result) -> dict[str, Any]:
             "depth": result.depth,
             "strict": result.strict,
             "baseline": result.baseline,
+            "profile": result.profile,
             "environment": _sorted(result.environment),
             "elapsed_seconds": round(result.elapsed_seconds, 3),
             "totals": result.totals,

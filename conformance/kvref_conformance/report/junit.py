@@ -43,13 +43,15 @@ def _case(row: Row, counts: bool) -> Element:
     match row.status:
         case Status.BROKEN if counts:
             SubElement(case, "failure", type=row.level.value, message=message).text = _story(row)
+        case Status.STALE:
+            SubElement(case, "failure", type=row.status.value, message=message)
         case Status.BROKEN:
             SubElement(
                 case, "system-out"
             ).text = f"broken, but a {row.level} law: it fails the run only with --strict\n{_story(row)}"
         case Status.UNCONFIRMED | Status.INCOMPLETE:
             SubElement(case, "error", type=row.status.value, message=message).text = _story(row)
-        case Status.KNOWN | Status.NOT_APPLICABLE:
+        case Status.KNOWN | Status.INHERITED | Status.DECLARED_GAP | Status.NOT_APPLICABLE:
             SubElement(case, "skipped", message=f"{row.status}: {message}")
     return case
 

@@ -35,6 +35,7 @@ def laws_page(laws: Iterable[Law]) -> str:
             f"* workload: `{workload.name}`, `{_place(workload.examples)}`"
             if workload
             else "* workload: all",
+            *(f"* needs the capability `{name}`" for name in law.capabilities),
             f"* faults: {', '.join(faults)}\n",
         ]
     return "\n".join(lines)

@@ -24,6 +24,20 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
             return f"copy {_spec(spec, labels)} with block_size={_value(size)}"
         case {"op": "specs.merge", "args": {"specs": [*specs]}}:
             return f"merge [{', '.join(_operands(specs, labels))}]"
+        case {"op": "specs.derive", "args": {"name": str(name), "base": base, "fields": dict() as fields}}:
+            return f"class {name}({base})" + (f" with {_mapping(fields, '=')}" if fields else "")
+        case {"op": "specs.twins", "args": {"spec": spec}}:
+            return f"compare {_spec(spec, labels)} with another built alike"
+        case {"op": "specs.mutable_fields", "args": {"spec": spec}}:
+            return f"try to change each field of {_spec(spec, labels)}"
+        case {"op": "specs.pickled", "args": {"spec": spec}}:
+            return f"pickle {_spec(spec, labels)}"
+        case {"op": "specs.unpickled", "args": {"spec": spec}}:
+            return f"unpickle it, and compare it with {_spec(spec, labels)}"
+        case {"op": "specs.uniform", "args": {"specs": [*specs]}}:
+            return f"are they uniform: [{', '.join(_operands(specs, labels))}]"
+        case {"op": "specs.max_memory", "args": {"spec": spec, **limits}}:
+            return f"maximum memory of {_spec(spec, labels)} with {_mapping({str(name): value for name, value in limits.items()}, '=')}"
         case {"op": "registry.define_spec", "args": {"name": str(name), "bases": [*bases]}}:
             return f"class {name}({', '.join(map(str, bases))})"
         case {"op": "registry.define_manager", "args": {"name": str(name), "base": base}}:

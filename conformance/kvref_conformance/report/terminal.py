@@ -21,21 +21,28 @@ from kvref_conformance.results import Level, Result, Row, Status, Verdict
 
 _STYLES = {
     Status.BROKEN: "bold red",
+    Status.STALE: "bold red",
     Status.UNCONFIRMED: "yellow",
     Status.INCOMPLETE: "yellow",
     Status.KNOWN: "cyan",
+    Status.INHERITED: "cyan",
+    Status.DECLARED_GAP: "cyan",
     Status.HOLDS: "green",
     Status.NOT_APPLICABLE: "dim",
 }
 _VERDICT_STYLES = {
     Verdict.CONFORMANT: "bold green",
+    Verdict.CONFORMANT_WITH_GAPS: "bold green",
     Verdict.NOT_CONFORMANT: "bold red",
     Verdict.INCOMPLETE: "bold yellow",
 }
 _COLUMNS = {
     "holds": (Status.HOLDS,),
     "known": (Status.KNOWN,),
+    "inherited": (Status.INHERITED,),
+    "gaps": (Status.DECLARED_GAP,),
     "broken": (Status.BROKEN,),
+    "stale": (Status.STALE,),
     "open": (Status.UNCONFIRMED, Status.INCOMPLETE),
     "n.a.": (Status.NOT_APPLICABLE,),
 }
@@ -53,18 +60,19 @@ def render(result: Result, console: Console, directory: Path | None = None) -> N
     """
     printer = Printer(console)
     _broken(result, printer, directory)
-    for row in _with(result, Status.UNCONFIRMED, Status.INCOMPLETE):
+    for row in _with(result, Status.STALE, Status.UNCONFIRMED, Status.INCOMPLETE):
         printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}")
         printer.line(row.message or row.observed or "no reason given", indent=2)
         printer.blank()
-    known = _with(result, Status.KNOWN)
+    known = _with(result, Status.KNOWN, Status.INHERITED)
     for row in known:
         reason = f"  {row.message}" if row.message else ""
         printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}{reason}")
     if known:
         printer.blank()
     _summary(result, printer)
-    _not_applicable(result, printer)
+    _not_run(result, printer, Status.DECLARED_GAP, "declared gap: ")
+    _not_run(result, printer, Status.NOT_APPLICABLE, "not applicable: ")
     for note in result.notes:
         printer.line(f"note: {note}")
     if result.notes:
@@ -189,12 +197,12 @@ def _cell(count: int, style: str) -> Text:
     return Text(str(count), style) if count else Text("-", "dim")
 
 
-def _not_applicable(result: Result, printer: Printer) -> None:
-    reasons = _grouped(_with(result, Status.NOT_APPLICABLE), lambda row: row.message or "no reason given")
+def _not_run(result: Result, printer: Printer, status: Status, title: str) -> None:
+    reasons = _grouped(_with(result, status), lambda row: row.message or "no reason given")
     for number, (reason, rows) in enumerate(reasons.items()):
         laws = _grouped(rows, lambda row: row.law)
         told = [law if len(rows) == 1 else f"{law} ({len(rows)} subjects)" for law, rows in laws.items()]
-        lead = "not applicable: " if number == 0 else ""
+        lead = title if number == 0 else ""
         printer.line(f"{lead}{reason}: {', '.join(told)}", indent=0 if number == 0 else 2)
     if reasons:
         printer.blank()
@@ -205,6 +213,7 @@ def _totals(result: Result, printer: Printer) -> None:
     plugin = f" with {target['plugin']}" if target.get("plugin") else ""
     about = [f"{target['name']} {target['version']}{plugin}", f"depth {result.depth}", f"seed {result.seed}"]
     about += [f"baseline {result.baseline}"] if result.baseline else []
+    about += [f"profile {result.profile}"] if result.profile else []
     about += ["strict"] if result.strict else []
     printer.line(", ".join(about))
     totals = ", ".join(f"{count} {status}" for status, count in result.totals.items()) or "no law was run"

@@ -12,7 +12,7 @@ from jsonschema.exceptions import best_match
 
 __all__ = ["BASELINE", "REPORT", "TRACE", "InvalidDocument", "schema", "validate"]
 
-Name = Literal["report", "trace", "baseline"]
+Name = Literal["report", "trace", "baseline", "profile"]
 
 REPORT = "kvref.report/1"
 TRACE = "kvref.trace/1"

@@ -4,28 +4,51 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 
 from kvref.target import Target
 
 BUILT_IN = ("reference", "vllm")
+DEFAULT_TARGET = "reference"
+"""What is checked when neither the caller nor a profile names a target."""
 
 
 class UnknownTarget(ValueError):
-    """The name is none of `reference`, `vllm`, `module:factory`."""
+    """The name is none of `reference`, `vllm`, `vllm:PLUGIN`, `module:factory`."""
+
+
+class TargetRefused(Exception):
+    """The target cannot be used, with a paragraph that says why and what to do."""
 
 
 def check_name(name: str) -> None:
     """Raises `UnknownTarget` for a name that cannot be a target's."""
     module, colon, factory = name.partition(":")
-    if name not in BUILT_IN and not (colon and module and factory.isidentifier()):
+    if name in BUILT_IN or plugin_of(name):
+        return
+    if not (colon and module and factory.isidentifier()):
         raise UnknownTarget(
-            f"unknown target {name!r}: give 'reference', 'vllm', or 'package.module:factory', where "
-            "factory() returns an object with the attributes of kvref.target.Target"
+            f"unknown target {name!r}: give 'reference', 'vllm', 'vllm:PLUGIN', or 'package.module:factory', "
+            "where factory() returns an object with the attributes of kvref.target.Target"
         )
 
 
-def load_target(name: str) -> Target:
-    """Import a target; whatever the import raises comes through."""
+def plugin_of(name: str) -> str:
+    """The platform plugin in `vllm:PLUGIN`; nothing for other targets."""
+    family, _, plugin = name.partition(":")
+    return plugin if family == "vllm" else ""
+
+
+def is_external(name: str) -> bool:
+    """Whether the target is made by a factory, not by this package."""
+    return ":" in name and not plugin_of(name)
+
+
+def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
+    """Import a target; whatever the import raises comes through.
+
+    `stubs` are packages for hardware that is not there: a plugin finds mocks in their place.
+    """
     check_name(name)
     if name == "reference":
         from kvref_conformance.targets.reference.target import ReferenceTarget
@@ -33,9 +56,19 @@ def load_target(name: str) -> Target:
         return ReferenceTarget()
     if name == "vllm":
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        # Stock vLLM: without this, it loads every plugin that is installed.
+        os.environ.setdefault("VLLM_PLUGINS", "")
         from kvref_conformance.targets.vllm.target import VllmTarget
 
         return VllmTarget()
+    if plugin := plugin_of(name):
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        from kvref_conformance.targets.vllm.plugin import load
+
+        loaded = load(plugin, stubs)
+        from kvref_conformance.targets.vllm.target import VllmTarget
+
+        return VllmTarget(loaded)
     module, _, factory = name.partition(":")
     target: Target = getattr(importlib.import_module(module), factory)()
     return target
@@ -43,4 +76,5 @@ def load_target(name: str) -> Target:
 
 def operations_module(name: str, part: str) -> str | None:
     """Dotted module whose functions are the operations of a part; None for an external target."""
-    return f"kvref_conformance.targets.{name}.{part}" if name in BUILT_IN else None
+    family = name.partition(":")[0]
+    return None if is_external(name) else f"kvref_conformance.targets.{family}.{part}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import fractions
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -56,7 +57,39 @@ def facts(spec: Any) -> SpecFacts:
         "class": type(spec).__name__,
         "fields": encode_fields(spec),
         "page_size_bytes": spec.page_size_bytes,
+        "unpadded_page_size_bytes": unpadded_page_size(spec),
+        "mro": family(type(spec)),
     }
+
+
+def unpadded_page_size(spec: Any) -> Any:
+    """Bytes of a page that carry content, under the name that the version has for them."""
+    return getattr(spec, "unpadded_page_size_bytes", getattr(spec, "real_page_size_bytes", None))
+
+
+def family(cls: type[Any]) -> list[str]:
+    """The spec classes in the MRO, by name."""
+    return [ancestor.__name__ for ancestor in cls.__mro__ if dataclasses.is_dataclass(ancestor)]
+
+
+def derived_class(name: str, base: type[Any], fields: Mapping[str, Any]) -> type[Any]:
+    """A dataclass with further fields, each with its default."""
+    added = [(field, Any, default) for field, default in fields.items()]
+    return dataclasses.make_dataclass(name, added, bases=(base,), frozen=True, kw_only=True)
+
+
+def changeable_fields(make: Callable[[], Any]) -> list[str]:
+    """Fields of a newly made spec whose value an assignment or a deletion changes."""
+
+    def changes(name: str, change: Callable[[Any, str], None]) -> bool:
+        spec = make()
+        before = getattr(spec, name)
+        with contextlib.suppress(Exception):
+            change(spec, name)
+        return bool(getattr(spec, name, "deleted") != before)
+
+    names = [field.name for field in dataclasses.fields(make())]
+    return [n for n in names if changes(n, lambda spec, name: setattr(spec, name, ())) or changes(n, delattr)]
 
 
 def field_infos(spec_class: Any) -> list[FieldInfo]:
@@ -75,16 +108,38 @@ def field_infos(spec_class: Any) -> list[FieldInfo]:
 
 
 def class_infos(classes: dict[str, type[Any]], bases: Sequence[str]) -> list[SpecClassInfo]:
-    """What there is to know of each class; `bases` names those that describe no layer by themselves."""
+    """What there is to know of each class; `bases` names those that describe no layer by themselves.
+
+    The first of the classes is the root of the family: what lies in another package is a plugin's.
+    """
+    core = package_of(next(iter(classes.values())))
     return [
         {
             "name": name,
             "mro": [ancestor.__name__ for ancestor in cls.__mro__ if ancestor in classes.values()],
             "fields": field_infos(cls),
             "role": "base" if name in bases else "composite" if holds_specs(cls) else "layer",
+            "module": cls.__module__,
+            "origin": "stock" if package_of(cls) == core else "plugin",
         }
         for name, cls in classes.items()
     ]
+
+
+def foreign(classes: dict[str, type[Any]]) -> dict[str, list[str]]:
+    """The classes that are not of the first one's package, each with its ancestors that are."""
+    core = [
+        name for name, cls in classes.items() if package_of(cls) == package_of(next(iter(classes.values())))
+    ]
+    return {
+        name: [ancestor.__name__ for ancestor in cls.__mro__ if ancestor.__name__ in core]
+        for name, cls in classes.items()
+        if name not in core
+    }
+
+
+def package_of(cls: type[Any]) -> str:
+    return cls.__module__.partition(".")[0]
 
 
 def holds_specs(cls: type[Any]) -> bool:

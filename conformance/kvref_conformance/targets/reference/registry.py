@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvref.managers import SingleTypeKVCacheManager
 from kvref.platform import Platform, set_current_platform
 from kvref.registry import KVCacheSpecRegistry, register_all_kvcache_specs, register_kv_cache_spec
-from kvref.target import Registration, RegistryEntry, SpecDescriptor
+from kvref.target import Races, Registration, RegistryEntry, SpecDescriptor, Step
 from kvref_conformance.targets.codec import subclasses
+from kvref_conformance.targets.racing import race_in_children
 from kvref_conformance.targets.reference.specs import CLASSES, make
 
 MANAGERS = {cls.__name__: cls for cls in subclasses(SingleTypeKVCacheManager)[1:]}
@@ -61,3 +62,25 @@ def lookup(spec: SpecDescriptor) -> RegistryEntry:
 
 def check(layers: Mapping[str, SpecDescriptor]) -> None:
     KVCacheSpecRegistry.check_kv_cache_spec_registry({name: make(spec) for name, spec in layers.items()})
+
+
+def override(spec_class: str, manager: str | None, base: str | None) -> None:
+    KVCacheSpecRegistry.override(
+        CLASSES[spec_class], MANAGERS[manager] if manager else None, CLASSES[base] if base else None
+    )
+
+
+def uniform(specs: Sequence[SpecDescriptor]) -> bool:
+    made = [make(spec) for spec in specs]
+    answer = made[0].is_uniform_with_collection({f"layer.{place}": spec for place, spec in enumerate(made)})
+    return bool(answer)
+
+
+def race(threads: Sequence[Sequence[Step]], after: Sequence[Step], points: int) -> Races:
+    functions: dict[str, Callable[..., RegistryEntry | None]] = {
+        "registry.initialise": initialise,
+        "registry.register": register,
+        "registry.decorate": decorate,
+        "registry.lookup": lookup,
+    }
+    return race_in_children(functions, threads, after, points)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import kvref.specs
-from kvref.target import SpecClassInfo, SpecDescriptor, SpecFacts
-from kvref_conformance.targets.codec import class_infos, decode, facts, subclasses
+from kvref.target import Json, SpecClassInfo, SpecDescriptor, SpecFacts, Twins, Unpickled
+from kvref_conformance.targets.codec import (
+    changeable_fields,
+    class_infos,
+    decode,
+    derived_class,
+    facts,
+    family,
+    subclasses,
+)
 
 CLASSES = {cls.__name__: cls for cls in subclasses(kvref.specs.KVCacheSpec)}
 BASES = ("KVCacheSpec", "PaddedKVCacheSpec", "AttentionSpec")
@@ -29,6 +39,43 @@ def copy(spec: SpecDescriptor, block_size: int) -> SpecFacts:
 def merge(specs: Sequence[SpecDescriptor]) -> SpecFacts:
     made = [make(spec) for spec in specs]
     return facts(type(made[0]).merge(made))
+
+
+def derive(name: str, base: str, fields: Mapping[str, Json]) -> list[str]:
+    CLASSES[name] = derived_class(name, CLASSES[base], fields)
+    return family(CLASSES[name])
+
+
+def twins(spec: SpecDescriptor) -> Twins:
+    one, other = make(spec), make(spec)
+    return {"equal": bool(one == other), "hashes_equal": hash(one) == hash(other)}
+
+
+def mutable_fields(spec: SpecDescriptor) -> list[str]:
+    return changeable_fields(lambda: make(spec))
+
+
+def pickled(spec: SpecDescriptor) -> str:
+    return base64.b64encode(pickle.dumps(make(spec))).decode("ascii")
+
+
+def unpickled(data: str, spec: SpecDescriptor) -> Unpickled:
+    restored = pickle.loads(base64.b64decode(data))
+    return {"facts": facts(restored), "equal": bool(restored == make(spec))}
+
+
+def uniform(specs: Sequence[SpecDescriptor]) -> bool:
+    layers = {f"layer_{index}": make(spec) for index, spec in enumerate(specs)}
+    answer: bool = kvref.specs.UniformTypeKVCacheSpecs.is_uniform_type(layers)
+    return answer
+
+
+def max_memory(
+    spec: SpecDescriptor, max_model_len: int, max_in_flight_tokens: int, max_encoder_tokens: int
+) -> int:
+    limits = kvref.specs.MemoryLimits(max_model_len, max_in_flight_tokens, max_encoder_tokens)
+    memory: int = make(spec).max_memory_usage_bytes(limits)
+    return memory
 
 
 def classes() -> list[SpecClassInfo]:

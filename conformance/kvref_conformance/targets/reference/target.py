@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import kvref
-from kvref.target import Json, RegistryPart, SpecsPart
-from kvref_conformance.targets.reference import registry, specs
+from kvref.target import DriftPart, Json, PluginInfo, RegistryPart, SpecsPart
+from kvref_conformance.targets.reference import drift, registry, specs
 
 
 class ReferenceTarget:
@@ -15,6 +15,11 @@ class ReferenceTarget:
 
     name = "reference"
     version = kvref.__version__
-    capabilities: Mapping[str, Json] = MappingProxyType({})
+    capabilities: Mapping[str, Json] = MappingProxyType({"quant_scales": True, "override": True})
     specs: SpecsPart = specs
     registry: RegistryPart = registry
+    drift: DriftPart = drift
+
+    @property
+    def plugin(self) -> PluginInfo | None:
+        return None

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import pickle
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1 import kv_cache_interface
 
-from kvref.target import SpecClassInfo, SpecDescriptor, SpecFacts
-from kvref_conformance.targets.codec import class_infos, decode, facts, subclasses
+from kvref.target import Json, SpecClassInfo, SpecDescriptor, SpecFacts, Twins, Unpickled
+from kvref_conformance.targets.codec import (
+    changeable_fields,
+    class_infos,
+    decode,
+    derived_class,
+    facts,
+    family,
+    subclasses,
+)
 
 CLASSES = {cls.__name__: cls for cls in subclasses(kv_cache_interface.KVCacheSpec)}
 BASES = ("KVCacheSpec", "AttentionSpec")
@@ -30,6 +41,53 @@ def copy(spec: SpecDescriptor, block_size: int) -> SpecFacts:
 def merge(specs: Sequence[SpecDescriptor]) -> SpecFacts:
     made = [make(spec) for spec in specs]
     return facts(type(made[0]).merge(made))
+
+
+def derive(name: str, base: str, fields: Mapping[str, Json]) -> list[str]:
+    CLASSES[name] = derived_class(name, CLASSES[base], fields)
+    return family(CLASSES[name])
+
+
+def twins(spec: SpecDescriptor) -> Twins:
+    one, other = make(spec), make(spec)
+    return {"equal": bool(one == other), "hashes_equal": hash(one) == hash(other)}
+
+
+def mutable_fields(spec: SpecDescriptor) -> list[str]:
+    return changeable_fields(lambda: make(spec))
+
+
+def pickled(spec: SpecDescriptor) -> str:
+    return base64.b64encode(pickle.dumps(make(spec))).decode("ascii")
+
+
+def unpickled(data: str, spec: SpecDescriptor) -> Unpickled:
+    restored = pickle.loads(base64.b64decode(data))
+    return {"facts": facts(restored), "equal": bool(restored == make(spec))}
+
+
+def uniform(specs: Sequence[SpecDescriptor]) -> bool:
+    layers = {f"layer_{index}": make(spec) for index, spec in enumerate(specs)}
+    answer: bool = kv_cache_interface.UniformTypeKVCacheSpecs.is_uniform_type(layers)
+    return answer
+
+
+def max_memory(
+    spec: SpecDescriptor, max_model_len: int, max_in_flight_tokens: int, max_encoder_tokens: int
+) -> int:
+    made = make(spec)
+    # All that any version reads; what an engine of one GPU would have.
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=max_model_len),
+        max_in_flight_tokens=max_in_flight_tokens,
+        scheduler_config=SimpleNamespace(
+            max_num_batched_tokens=max_in_flight_tokens, max_num_encoder_input_tokens=max_encoder_tokens
+        ),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1),
+        cache_config=SimpleNamespace(mamba_cache_mode=getattr(made, "mamba_cache_mode", "none")),
+    )
+    memory: int = made.max_memory_usage_bytes(config)
+    return memory
 
 
 def classes() -> list[SpecClassInfo]:

@@ -8,17 +8,35 @@ from types import MappingProxyType
 
 import vllm
 
-from kvref.target import Json, RegistryPart, SpecsPart
-from kvref_conformance.targets.vllm import registry, specs
+from kvref.target import DriftPart, Json, PluginInfo, RegistryPart, SpecsPart
+from kvref_conformance.targets.codec import foreign
+from kvref_conformance.targets.plugins import plugin_is_left_out
+from kvref_conformance.targets.vllm import drift, registry, specs
+from kvref_conformance.targets.vllm.plugin import Plugin, info
 
 
 class VllmTarget:
     """Parts of the vLLM that this process imports; version as vLLM itself tells it."""
 
     name = "vllm"
-    capabilities: Mapping[str, Json] = MappingProxyType({})
+    capabilities: Mapping[str, Json] = MappingProxyType({"override": True} if registry.can_override() else {})
     specs: SpecsPart = specs
     registry: RegistryPart = registry
+    drift: DriftPart = drift
+
+    def __init__(self, plugin: Plugin | None = None) -> None:
+        self._plugin = plugin
+
+    @property
+    def plugin(self) -> PluginInfo | None:
+        if self._plugin is None or plugin_is_left_out():
+            return None
+        return info(self._plugin, foreign(registry.MANAGERS))
+
+    @property
+    def setup(self) -> dict[str, Json] | None:
+        """What `use_plugin` needs to load the plugin in a stand-alone program, where there is one."""
+        return self._plugin.setup if self._plugin else None
 
     @property
     def version(self) -> str:

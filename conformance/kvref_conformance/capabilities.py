@@ -1,0 +1,61 @@
+"""What a target, or a profile for it, may declare beyond the parts it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Capability:
+    """Something in which implementations may rightly differ.
+
+    Attributes:
+        value: JSON Schema of its value.
+        what: what the value says.
+    """
+
+    name: str
+    value: dict[str, Any]
+    what: str
+
+
+CAPABILITIES = {
+    capability.name: capability
+    for capability in (
+        Capability(
+            "block_sizes",
+            {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 1},
+                "minItems": 1,
+                "uniqueItems": True,
+            },
+            "the block sizes, in tokens, that its spec classes take; no others are drawn",
+        ),
+        Capability(
+            "never_pads",
+            {"type": "boolean"},
+            "whether every spec refuses `page_size_padded`; `spec.padding-honoured` then asks for it",
+        ),
+        Capability(
+            "override",
+            {"type": "boolean"},
+            "whether its registry has `override`; false leaves out what that has to do",
+        ),
+        Capability(
+            "page_scaling",
+            {
+                "type": "object",
+                "additionalProperties": {"enum": ["linear", "constant", "compressed", "packed"]},
+            },
+            "how the page of a class follows its block size, by class",
+        ),
+        Capability(
+            "quant_scales",
+            {"type": "boolean"},
+            "whether a page holds the scales of values quantised per token and head; drawn only then",
+        ),
+    )
+}
+"""Every capability that a law or a strategy makes use of, by name."""

@@ -1,0 +1,272 @@
+"""Laws of sizes: what a page holds, how it grows, and what a request may take."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from typing import Any
+
+from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.results import Level
+
+SCALE_BYTES = 4
+
+LATENT = ("MLAAttentionSpec", "SlidingWindowMLASpec")
+"""Kinds that have no V unless they say so."""
+
+WINDOWED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
+"""Kinds that give back what is behind their window or chunk."""
+
+
+def builds(events: list[Event]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Descriptor and facts of each spec that was built."""
+    made = [event for event in events if event["op"] == "specs.build" and "value" in event["outcome"]]
+    return [(event["args"]["spec"], event["outcome"]["value"]) for event in made]
+
+
+def is_kind(facts: dict[str, Any], *kinds: str) -> bool:
+    return any(kind in facts.get("mro", [facts["class"]]) for kind in kinds)
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of an element of a dtype written as `torch.float16`."""
+    bits = re.search(r"\d+", dtype)
+    return max(1, int(bits.group()) // 8) if bits else 1
+
+
+def number_of_states(fields: dict[str, Any]) -> int:
+    """How often the page stores K and V: per token, or per several tokens, or several times a token."""
+    tokens = fields.get("tokens_per_state", fields.get("compress_ratio")) or 1
+    numerator, denominator = tokens["fraction"] if isinstance(tokens, dict) else (tokens, 1)
+    return int(fields["block_size"] * denominator // numerator)
+
+
+def content_bytes(facts: dict[str, Any]) -> int | None:
+    """Bytes of all that the spec's fields say a page holds; None where they do not say it."""
+    fields = facts["fields"]
+    if "shapes" in fields and "dtypes" in fields:
+        states = zip(fields["shapes"], fields["dtypes"], strict=False)
+        return sum(int(math.prod(shape)) * item_bytes(dtype) for shape, dtype in states)
+    if not {"block_size", "num_kv_heads", "head_size", "dtype"} <= fields.keys():
+        return None
+    cells = (fields.get("num_head_slots") or fields["num_kv_heads"]) * number_of_states(fields)
+    packed = fields.get("state_content_bytes") or fields.get("tq_slot_size")
+    if packed:
+        return int(cells * packed)
+    k = fields["head_size"]
+    v = fields.get("head_size_v", 0 if is_kind(facts, *LATENT) else k)
+    v = k if v is None else v
+    values = (k + v) * item_bytes(fields["dtype"])
+    match fields.get("kv_quant_mode"):
+        case None | {"name": "NONE" | "FP8_PER_TENSOR"}:
+            return int(cells * values)
+        case {"name": "INT8_PER_TOKEN_HEAD" | "FP8_PER_TOKEN_HEAD"}:
+            return int(cells * (values + SCALE_BYTES * (2 if v else 1)))
+    return None
+
+
+def page_positive(runs: Runs) -> int:
+    """Every spec that is built has a page of a positive whole number of bytes."""
+    made = builds(runs[0])
+    for _, facts in made:
+        page = facts["page_size_bytes"]
+        if type(page) is not int or page < 1:
+            raise LawBroken("page_size_bytes is a positive int", f"it is {page!r}")
+    return len(made)
+
+
+def page_covers_content(runs: Runs) -> int:
+    """The page is at least what the fields say it holds, and at least its own unpadded size."""
+    judged = 0
+    for spec, facts in builds(runs[0]):
+        page, unpadded = facts["page_size_bytes"], facts.get("unpadded_page_size_bytes")
+        dense = spec.get("declared", {}).get("page_scaling", "linear") == "linear"
+        content = content_bytes(facts) if dense else None
+        judged += content is not None or unpadded is not None
+        if content is not None and page < content:
+            raise LawBroken(
+                f"a page of at least {content} bytes, which is what its K, V, scales or states take",
+                f"page_size_bytes == {page}",
+                ("content",),
+            )
+        if unpadded is not None and page < unpadded:
+            raise LawBroken(
+                f"a page of at least {unpadded} bytes, its size without padding",
+                f"page_size_bytes == {page}",
+                ("unpadded",),
+            )
+    return judged
+
+
+def scaling_of(spec: dict[str, Any], facts: dict[str, Any]) -> str:
+    """How the page follows the block size: as declared, else as the kind has it."""
+    declared = spec.get("declared", {}).get("page_scaling")
+    if declared:
+        return str(declared)
+    if is_kind(facts, "MambaSpec"):
+        return "constant"
+    return "linear" if is_kind(facts, "AttentionSpec") else "monotone"
+
+
+def scaled_bytes(facts: dict[str, Any]) -> int | None:
+    """Bytes that follow the block size: not what padding and alignment add; None where that is not told."""
+    fields = facts["fields"]
+    padded = fields.get("page_size_padded") is not None or fields.get("alignment") is not None
+    size: int | None = facts.get("unpadded_page_size_bytes") if padded else facts["page_size_bytes"]
+    return size
+
+
+def page_scaling(runs: Runs) -> int:
+    """Specs that differ in block size alone have pages that differ as declared."""
+    judged = 0
+    made = builds(runs[0])
+    for spec, facts in made[1:]:
+        if {**spec["fields"], "block_size": 0} != {**made[0][0]["fields"], "block_size": 0}:
+            continue
+        small, large = sorted((made[0][1], facts), key=lambda told: int(told["fields"]["block_size"]))
+        sizes = small["fields"]["block_size"], large["fields"]["block_size"]
+        small_page, large_page = scaled_bytes(small), scaled_bytes(large)
+        if sizes[0] == sizes[1] or small_page is None or large_page is None:
+            continue
+        judged += 1
+        scaling = scaling_of(spec, facts)
+        expected, as_expected = {
+            "constant": ("the same", large_page == small_page),
+            "linear": ("proportional to them", large_page * sizes[0] == small_page * sizes[1]),
+            "packed": ("proportional to them", large_page * sizes[0] == small_page * sizes[1]),
+            "compressed": (
+                "larger for the larger one, and not more per token",
+                small_page <= large_page
+                and (sizes[1] % sizes[0] != 0 or large_page * sizes[0] <= small_page * sizes[1]),
+            ),
+        }.get(scaling, ("not smaller for the larger one", small_page <= large_page))
+        if not as_expected:
+            raise LawBroken(
+                f"pages for block sizes {sizes[0]} and {sizes[1]} that are {expected} ({scaling} scaling)",
+                f"{small_page} and {large_page} bytes",
+                (scaling,),
+            )
+    return judged
+
+
+def answers_of_memory(events: list[Event]) -> list[tuple[dict[str, Any], Any]]:
+    """Limits and answer of each question for the maximum memory that was answered, by growing length."""
+    asked = [e for e in events if e["op"] == "specs.max_memory" and "value" in e["outcome"]]
+    asked.sort(key=lambda event: int(event["args"]["max_model_len"]))
+    return [(event["args"], event["outcome"]["value"]) for event in asked]
+
+
+def memory_monotone(runs: Runs) -> int:
+    """A longer longest request never takes less, and every answer is a whole number of pages."""
+    made, answers = builds(runs[0]), answers_of_memory(runs[0])
+    if not made:
+        return 0
+    page = made[0][1]["page_size_bytes"]
+    for limits, memory in answers:
+        if memory < 0 or memory % page:
+            raise LawBroken(
+                f"a whole number of pages of {page} bytes for a length of {limits['max_model_len']}",
+                f"{memory} bytes",
+                ("pages",),
+            )
+    for (limits, memory), (longer, more) in itertools.pairwise(answers):
+        if more < memory:
+            raise LawBroken(
+                f"at least {memory} bytes for a length of {longer['max_model_len']}, as for "
+                f"{limits['max_model_len']}",
+                f"{more} bytes",
+                ("falls",),
+            )
+    return len(answers) if len(answers) > 1 else 0
+
+
+def memory_window_flat(runs: Runs) -> int:
+    """What a windowed layer takes stops growing behind its window, and is near full attention's before."""
+    made, answers = builds(runs[0]), answers_of_memory(runs[0])
+    if not made or not is_kind(made[0][1], *WINDOWED):
+        return 0
+    facts = made[0][1]
+    fields, page = facts["fields"], facts["page_size_bytes"]
+    window = fields.get("sliding_window") or fields.get("attention_chunk_size")
+    beyond: list[tuple[int, int]] = []
+    for limits, memory in answers:
+        length = limits["max_model_len"]
+        full = -(-length // fields["block_size"]) * page
+        if memory > full + page:
+            raise LawBroken(
+                f"at most one page more than the {full} bytes that full attention takes for {length} tokens",
+                f"{memory} bytes",
+                ("full",),
+            )
+        # A window need not start at the edge of a block.
+        held = window + fields.get("extra_retained_tokens", 0) + limits["max_in_flight_tokens"]
+        if length >= held + fields["block_size"]:
+            beyond.append((length, memory))
+    for length, memory in beyond[1:]:
+        if memory != beyond[0][1]:
+            raise LawBroken(
+                f"{beyond[0][1]} bytes for {length} tokens as for {beyond[0][0]}, both longer than what the "
+                "window and the tokens in flight can span",
+                f"{memory} bytes",
+                ("flat",),
+            )
+    return len(answers)
+
+
+LAWS = [
+    Law(
+        id="spec.page-positive",
+        level=Level.SAFETY,
+        statement="page_size_bytes is a positive integer for every legal spec.",
+        why="Blocks are counted by dividing memory by it, and addressed by multiplying with it.",
+        sources=("vLLM PR 37505",),
+        workload="specs.pages",
+        check=page_positive,
+    ),
+    Law(
+        id="spec.page-covers-content",
+        level=Level.SAFETY,
+        statement=(
+            "The page holds every component that the spec declares (K, V, scales, states, or what they are "
+            "packed into), and is not smaller than its unpadded size."
+        ),
+        why="What the page has no room for is written into the next block, which is another request's.",
+        sources=("vLLM PR 37505",),
+        workload="specs.pages",
+        check=page_covers_content,
+    ),
+    Law(
+        id="spec.page-scaling",
+        level=Level.SAFETY,
+        statement=(
+            "The page, padding aside, follows the declared scaling: linear in the block size, constant for "
+            "states, compressed, packed. What is not declared follows from the kind."
+        ),
+        why="Page unification computes block sizes from pages: with another scaling they do not meet.",
+        sources=("vLLM PR 31635",),
+        workload="specs.pages",
+        check=page_scaling,
+    ),
+    Law(
+        id="spec.memory-monotone",
+        level=Level.SAFETY,
+        statement="Maximum memory never falls as the maximum length grows, and is a whole number of pages.",
+        why="The longest request that fits is searched by bisection: what is admitted then does not fit.",
+        sources=("vLLM PR 37505",),
+        workload="specs.memory",
+        check=memory_monotone,
+    ),
+    Law(
+        id="spec.memory-window-flat",
+        level=Level.SAFETY,
+        statement=(
+            "A windowed spec's maximum memory is flat beyond window + in-flight tokens (and a block, since a "
+            "window starts anywhere), and at most one page above full attention's."
+        ),
+        why="A long context is refused at start-up for want of memory that its layers never take.",
+        sources=("vLLM PR 37505",),
+        workload="specs.window-memory",
+        check=memory_window_flat,
+    ),
+]

@@ -1,0 +1,24 @@
+"""What a law is judged on, for a target."""
+
+from __future__ import annotations
+
+from kvref_conformance.laws import ANSWERS, Law
+from kvref_strategies.catalogue import WORKLOADS
+from kvref_strategies.workload import Description, Subjects
+
+ALL_OPERATIONS = "all operations"
+
+
+def subjects_of(law: Law, description: Description) -> Subjects:
+    """The subjects by name, each with the reason why the law does not apply to it, or None.
+
+    The only one is "" where the law does not apply to the target at all.
+    """
+    if law is ANSWERS:
+        return {ALL_OPERATIONS: None}
+    workload = WORKLOADS[law.workload]
+    if lacking := [part for part in workload.parts if part not in description["parts"]]:
+        return {"": f"the target has no {', '.join(lacking)}"}
+    if undeclared := [name for name in law.capabilities if not description["capabilities"].get(name)]:
+        return {"": f"the target does not declare the capability {', '.join(undeclared)}"}
+    return workload.subjects(description) or {"": "the target has nothing that it speaks of"}

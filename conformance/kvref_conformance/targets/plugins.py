@@ -1,0 +1,85 @@
+"""Load vLLM with a platform plugin. Standard library alone: `use_plugin` is copied into programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+NO_PLUGIN = "-Xkvref-no-plugin"
+"""Interpreter flag of a process in which the plugin is left out, for comparison."""
+
+
+def plugin_is_left_out() -> bool:
+    return "kvref-no-plugin" in sys._xoptions
+
+
+class Stub(ModuleType):
+    """Stands in for a module that needs hardware: whatever is asked of it is a mock, and is kept."""
+
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = MagicMock(name=f"{self.__name__}.{name}")
+        setattr(self, name, value)
+        return value
+
+
+class Stubs(MetaPathFinder, Loader):
+    """Finds stubs for the named packages and for any module below them."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self.packages = packages
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if any(fullname == package or fullname.startswith(f"{package}.") for package in self.packages):
+            return ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Stub(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def use_plugin(
+    entry_points: Sequence[str],
+    stubs: Sequence[str],
+    modules: Sequence[str],
+    renamed: Mapping[str, str],
+    initialise: bool,
+) -> None:
+    """Import vLLM with these plugins and no others, as an engine does.
+
+    Args:
+        entry_points: names in vLLM's entry-point groups, platform and general.
+        stubs: packages to put stubs in the place of.
+        modules: modules with spec and manager classes of the plugin, which its platform hook imports.
+        renamed: what to call those classes (by module and name) that are called like one of vLLM's own.
+        initialise: whether to run the platform's hook instead of importing what it imports.
+    """
+    if plugin_is_left_out():
+        os.environ["VLLM_PLUGINS"] = ""
+        return
+    os.environ["VLLM_PLUGINS"] = ",".join(entry_points)
+    if not any(isinstance(finder, Stubs) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Stubs(stubs))
+    import_module("vllm")
+    _ = import_module("vllm.platforms").current_platform
+    import_module("vllm.plugins").load_general_plugins()
+    if initialise:
+        import_module("vllm.v1.core.single_type_kv_cache_manager").register_all_kvcache_specs(None)
+    for module in modules:
+        import_module(module)
+    for place, name in renamed.items():
+        module, _, class_name = place.partition(":")
+        getattr(sys.modules[module], class_name).__name__ = name

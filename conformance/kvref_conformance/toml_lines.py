@@ -1,0 +1,83 @@
+"""TOML that remembers which line says what, so that an error can point at it."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import re
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+Path = Sequence[str | int]
+"""Keys and indices that lead to a value."""
+
+
+class TomlError(ValueError):
+    """A text is not TOML, because of the line `text`, number `line`."""
+
+    def __init__(self, line: int, text: str, problem: str) -> None:
+        super().__init__(f"line {line}: {problem}")
+        self.line = line
+        self.text = text
+        self.problem = problem
+
+
+class Toml:
+    """A parsed text.
+
+    The parser of the standard library tells no positions. But a text cut after a statement is a text again,
+    so the line of a value is found by looking for the shortest piece that has it: whatever TOML allows, the
+    parser itself has the say.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.replace("\r\n", "\n").split("\n")
+        try:
+            self.document: dict[str, Any] = self._until(len(self._lines))
+        except tomllib.TOMLDecodeError as error:
+            problem, line = str(error), len(self._lines)
+            if place := re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", problem):
+                problem, line = problem[: place.start()], int(place[1] or line)
+            raise TomlError(line, self.text(line), problem) from error
+
+    def line(self, path: Path) -> int:
+        """Number of the line where the value begins to be given, or else the nearest table around it."""
+        while path and not _has(self.document, path):
+            path = path[:-1]
+        firsts, lasts = self._statements
+        place = bisect.bisect_left(lasts, True, key=lambda last: _has(self._until(last), path))
+        return firsts[place]
+
+    def text(self, line: int) -> str:
+        """The line, without what surrounds it."""
+        return self._lines[line - 1].strip()
+
+    @functools.cached_property
+    def _statements(self) -> tuple[list[int], list[int]]:
+        """First and last lines of the statements; an empty line and a comment count as one."""
+        firsts, lasts, first = [], [], 1
+        for last in range(1, len(self._lines) + 1):
+            try:
+                tomllib.loads("\n".join(self._lines[first - 1 : last]))
+            except tomllib.TOMLDecodeError:
+                continue  # an array or a string that goes on
+            firsts.append(first)
+            lasts.append(last)
+            first = last + 1
+        return firsts, lasts
+
+    def _until(self, line: int) -> dict[str, Any]:
+        return tomllib.loads("\n".join(self._lines[:line]))
+
+
+def _has(document: Any, path: Path) -> bool:
+    for step in path:
+        match document, step:
+            case dict(), str() if step in document:
+                document = document[step]
+            case list(), int() if step < len(document):
+                document = document[step]
+            case _:
+                return False
+    return True

@@ -1,0 +1,116 @@
+"""Specs of layers that might share a group: merged in different orders, asked whether they are uniform."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvref.target import SpecClassInfo, SpecDescriptor
+from kvref_strategies.specs import (
+    class_info,
+    declares,
+    descriptors,
+    is_required,
+    menu,
+    minimal,
+    spec_subjects,
+    with_field,
+)
+from kvref_strategies.workload import Description, Draw, Stage, Workload
+
+VENDOR = "VendorSpec"
+"""A class that a vendor derives from the subject; what is registered for the subject holds for it."""
+
+LONE_VENDOR = "LoneVendorSpec"
+"""The same, registered to share a group with nothing but itself."""
+
+
+def merge_orders(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Build two or three specs, of the subject and perhaps one other class, and merge them in two orders."""
+    specs = _draw_specs(draw, stage, description, subject, [VENDOR])
+    if all("value" in stage.perform("specs.build", spec=spec) for spec in _distinct(specs)):
+        stage.perform("specs.merge", specs=specs)
+        stage.perform("specs.merge", specs=_reordered(draw, specs))
+
+
+def uniformity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Ask whether layers of two or three specs are of one type, in two orders."""
+    registry = "registry" in description["parts"]
+    if registry:
+        stage.perform("registry.initialise")
+    specs = _draw_specs(draw, stage, description, subject, [VENDOR, LONE_VENDOR] if registry else [VENDOR])
+    for spec in _distinct(specs):
+        if "value" not in stage.perform("specs.build", spec=spec):
+            return
+        if registry:
+            stage.perform("registry.lookup", spec=spec)
+    stage.perform("specs.uniform", specs=specs)
+    stage.perform("specs.uniform", specs=_reordered(draw, specs))
+
+
+def _draw_specs(
+    draw: Draw, stage: Stage, description: Description, subject: str, vendors: list[str]
+) -> list[SpecDescriptor]:
+    """A spec of the subject, and one or two more: equal, or different in a field, or of another class."""
+    info = class_info(description, subject)
+    first = draw(descriptors(info))
+    later = _later_classes(description, subject)
+    derived = [name for name in later if subject in class_info(description, name)["mro"]]
+    unrelated = [name for name in later if name not in derived]
+    pools = [pool for pool in ([subject], vendors, derived, unrelated) if pool]
+    other = draw(st.sampled_from(draw(st.sampled_from(pools))))
+    if other in vendors:
+        _derive(draw, stage, first, other)
+    specs = [first]
+    for name in [other, *draw(st.lists(st.sampled_from([subject, other]), max_size=1))]:
+        stock = info if name in vendors else class_info(description, name)
+        spec = _as_class(first, name, stock)
+        if draw(st.booleans()):
+            field = draw(st.sampled_from([f for f in stock["fields"] if menu(stock, f["name"])]))
+            values = [*menu(stock, field["name"]), *([] if is_required(field) else [field.get("default")])]
+            spec = with_field(spec, field["name"], draw(st.sampled_from(values)))
+        specs.append(spec)
+    return specs
+
+
+def _later_classes(description: Description, subject: str) -> list[str]:
+    """Drawable classes listed after the subject, so that each pair of classes has one subject."""
+    drawable = [name for name, reason in spec_subjects(description).items() if reason is None]
+    return drawable[drawable.index(subject) + 1 :]
+
+
+def _derive(draw: Draw, stage: Stage, spec: SpecDescriptor, name: str) -> None:
+    fields = draw(st.sampled_from([{}, {"vendor_field": 0}]))
+    stage.perform("specs.derive", name=name, base=spec["class"], fields=fields)
+    if name == LONE_VENDOR:
+        entry = stage.perform("registry.lookup", spec=spec).get("value") or {}
+        if entry.get("manager"):
+            stage.perform("registry.register", spec_class=name, manager=entry["manager"], base=None)
+
+
+def _as_class(spec: SpecDescriptor, name: str, info: SpecClassInfo) -> SpecDescriptor:
+    """A spec of the class, `info` or derived from it, as much like the given one as is legal for it."""
+    common = {field: value for field, value in spec["fields"].items() if declares(info, field)}
+    alike = {field: value for field, value in common.items() if value in menu(info, field)}
+    fields: dict[str, Any] = {**minimal(info)["fields"], **alike}
+    return with_field({"class": name, "fields": fields}, "block_size", spec["fields"]["block_size"])
+
+
+def _distinct(specs: list[SpecDescriptor]) -> list[SpecDescriptor]:
+    return [spec for index, spec in enumerate(specs) if spec not in specs[:index]]
+
+
+def _reordered(draw: Draw, specs: list[SpecDescriptor]) -> list[SpecDescriptor]:
+    places = list(itertools.permutations(range(len(specs))))[1:]
+    return [specs[place] for place in draw(st.sampled_from(places))]
+
+
+WORKLOADS = [
+    Workload("specs.merge-orders", ("specs", "specs.derive"), spec_subjects, merge_orders, weight=0.8),
+    Workload(
+        "specs.uniformity", ("specs", "specs.derive", "specs.uniform"), spec_subjects, uniformity, weight=0.8
+    ),
+]
+"""Every workload, by name."""

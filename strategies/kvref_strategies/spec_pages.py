@@ -1,0 +1,111 @@
+"""How large things get: pages of specs, and what a request may take of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvref.target import SpecClassInfo, SpecDescriptor
+from kvref_strategies.specs import (
+    class_info,
+    declares,
+    descriptors,
+    legal_block_sizes,
+    padded_page,
+    spec_subjects,
+    with_field,
+)
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+
+IN_FLIGHT = [128, 1, 16, 2048]
+"""Tokens that may be in flight: what one step schedules, or several."""
+
+ENCODER_TOKENS = 1500
+
+WINDOWED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
+"""Kinds that give back what is behind their window."""
+
+
+def pages(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Build a spec, then perhaps the same one with other block sizes, then perhaps with a larger page."""
+    info = class_info(description, subject)
+    spec = _with_declared(description, draw(descriptors(info)))
+    spec["fields"].update(draw(st.sampled_from(_formats(description, info))))
+    built = stage.perform("specs.build", spec=spec)
+    sizes = st.sampled_from(legal_block_sizes(info, spec))
+    for block_size in draw(st.lists(sizes, max_size=2)):
+        other = {**spec, "fields": {**spec["fields"], "block_size": block_size}}
+        stage.perform("specs.build", spec=other)
+    if "value" in built and declares(info, "page_size_padded") and draw(st.booleans()):
+        page = padded_page(draw, spec, built["value"]["page_size_bytes"])
+        stage.perform("specs.build", spec=with_field(spec, "page_size_padded", page))
+
+
+def _with_declared(description: Description, spec: SpecDescriptor) -> SpecDescriptor:
+    """The spec with what the capability `page_scaling` says of its class, for the laws to go by."""
+    scaling = description["capabilities"].get("page_scaling", {}).get(spec["class"])
+    return {**spec, "declared": {"page_scaling": scaling}} if scaling else spec
+
+
+def _formats(description: Description, info: SpecClassInfo) -> list[dict[str, Any]]:
+    """Fields of storage formats: plain, packed as a backend may tell, quantised with scales in the page."""
+    defaults = {field["name"]: field.get("default") for field in info["fields"]}
+    formats: list[dict[str, Any]] = [{}]
+    if "state_content_bytes" in defaults:
+        formats.append({"state_content_bytes": 656})
+    # Elsewhere the scales are part of what a backend packs.
+    mode = defaults.get("kv_quant_mode")
+    if description["capabilities"].get("quant_scales") and isinstance(mode, dict):
+        mode = {**mode, "name": "INT8_PER_TOKEN_HEAD"}
+        formats.append({"kv_quant_mode": mode, "dtype": "torch.int8"})
+    return formats
+
+
+def memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Build a spec, then ask what a request may take as the longest one gets longer."""
+    spec = draw(descriptors(class_info(description, subject)))
+    in_flight = draw(st.sampled_from(IN_FLIGHT))
+    lengths = draw(st.lists(st.integers(1, 40_000), min_size=2, max_size=4, unique=True))
+    _ask_memory(stage, spec, in_flight, lengths)
+
+
+def window_memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """The same for lengths around those from which on a window bounds what is held."""
+    spec = draw(descriptors(class_info(description, subject)))
+    fields = spec["fields"]
+    in_flight = draw(st.sampled_from(IN_FLIGHT))
+    window = fields.get("sliding_window") or fields["attention_chunk_size"]
+    edge = window + fields.get("extra_retained_tokens", 0) + in_flight + fields["block_size"]
+    around = st.integers(0, 300) | st.integers(-edge + 1, 40_000)
+    lengths = [edge + offset for offset in draw(st.lists(around, min_size=2, max_size=4, unique=True))]
+    _ask_memory(stage, spec, in_flight, lengths)
+
+
+def _ask_memory(stage: Stage, spec: SpecDescriptor, in_flight: int, lengths: list[int]) -> None:
+    stage.perform("specs.build", spec=spec)
+    for length in sorted(lengths):
+        stage.perform(
+            "specs.max_memory",
+            spec=spec,
+            max_model_len=length,
+            max_in_flight_tokens=in_flight,
+            max_encoder_tokens=ENCODER_TOKENS,
+        )
+
+
+def window_subjects(description: Description) -> Subjects:
+    """Classes whose kind is windowed; where there is none, that is the reason."""
+    windowed = [info["name"] for info in description["classes"] if set(WINDOWED) & set(info["mro"])]
+    subjects = {name: reason for name, reason in spec_subjects(description).items() if name in windowed}
+    return subjects or {"": "the target has no windowed spec class"}
+
+
+WORKLOADS = [
+    Workload("specs.pages", ("specs",), spec_subjects, pages),
+    Workload("specs.memory", ("specs", "specs.max_memory"), spec_subjects, memory, weight=0.4),
+    Workload(
+        "specs.window-memory", ("specs", "specs.max_memory"), window_subjects, window_memory, weight=0.4
+    ),
+]
+"""Every workload, by name."""

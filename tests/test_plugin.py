@@ -1,0 +1,368 @@
+"""A target with a plugin: what is judged, what is inherited, and what is said if it cannot be loaded."""
+
+import io
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kvref_conformance.baseline import NO_BASELINE
+from kvref_conformance.check import loaded, select_laws
+from kvref_conformance.inherited import stock_trace
+from kvref_conformance.laws.core import LawBroken
+from kvref_conformance.laws.drift import hook_once, patch_target, signature, takes
+from kvref_conformance.report import progress, render
+from kvref_conformance.report.junit import junit
+from kvref_conformance.results import Result, Status, Verdict
+from kvref_conformance.runner import Options
+from kvref_conformance.targets import UnknownTarget, check_name, operations_module, plugin_of
+from kvref_conformance.targets.introspection import (
+    are_read,
+    calls_in,
+    is_present,
+    overrides_of,
+    parameters_of,
+    recording,
+)
+from kvref_conformance.targets.plugins import NO_PLUGIN
+from kvref_conformance.worker import Worker
+
+PLUGGED = "kvref_conformance.faults.plugin:plugged"
+
+
+def check(target: str, *patterns: str) -> Result:
+    laws = select_laws(patterns)
+    with (
+        progress(Console(file=io.StringIO())) as watcher,
+        loaded(Worker(target), laws, watcher) as one,
+    ):
+        return one.check(Options(laws=laws, jobs=2), NO_BASELINE, watcher)
+
+
+@cache
+def plugged() -> Result:
+    return check(PLUGGED, "spec.merge-identity", "spec.padding-honoured", "registry.*", "drift.*")
+
+
+def test_a_plugin_that_fits_is_conformant() -> None:
+    result = plugged()
+    assert result.verdict is Verdict.CONFORMANT
+    assert result.target["plugin"] == "acme (acme-kvref 1)"
+    assert {row.status for row in result.rows} <= {Status.HOLDS, Status.NOT_APPLICABLE}
+    for law in ("hook-reached", "signature", "patch-target"):
+        held = [row for row in result.rows if row.law == f"drift.{law}" and row.status is Status.HOLDS]
+        assert held, law
+        assert all(row.examples for row in held)
+
+
+def test_only_the_classes_of_the_plugin_are_judged() -> None:
+    rows = [row for row in plugged().rows if row.law.startswith("spec.")]
+    assert {row.subject for row in rows} == {"AcmeSpec"}
+
+
+def test_what_is_never_called_is_said_not_to_apply() -> None:
+    row = next(row for row in plugged().rows if row.subject == "AcmeManager")
+    assert (row.law, row.status) == ("drift.signature", Status.NOT_APPLICABLE)
+    assert "nothing calls" in row.message
+
+
+def test_what_stock_breaks_too_is_inherited() -> None:
+    result = check("kvref_conformance.faults.plugin:fault_of_the_reference", "spec.merge-identity")
+    (row,) = [row for row in result.rows if row.status is not Status.NOT_APPLICABLE]
+    assert (row.subject, row.facet, row.status) == ("AcmeSpec", "alignment", Status.INHERITED)
+    assert row.message.startswith("reference breaks it without the plugin: ")
+    assert result.verdict is Verdict.CONFORMANT
+    told = io.StringIO()
+    render(result, Console(file=told, width=100))
+    assert "inherited  spec.merge-identity [AcmeSpec: alignment]" in told.getvalue()
+    assert b"inherited: reference breaks it without the plugin" in junit(result)
+
+
+DESCRIPTION: Any = {
+    "classes": [
+        {"name": "KVCacheSpec", "mro": ["KVCacheSpec"], "fields": [{"name": "block_size"}]},
+        {"name": "Full", "mro": ["Full", "KVCacheSpec"], "fields": [{"name": "block_size"}]},
+        {
+            "name": "Acme",
+            "mro": ["Acme", "Full", "KVCacheSpec"],
+            "fields": [{"name": "block_size"}, {"name": "banks"}],
+            "origin": "plugin",
+        },
+    ],
+    "managers": ["FullManager", "AcmeManager", "OddManager"],
+    "plugin": {"managers": {"AcmeManager": ["FullManager", "Manager"], "OddManager": ["Manager"]}},
+}
+
+
+def test_a_trace_for_stock_has_no_class_and_no_field_of_the_plugin() -> None:
+    spec = {"class": "Acme", "fields": {"block_size": 16, "banks": 2}}
+    register = {"spec_class": "Acme", "manager": "AcmeManager", "base": None}
+    trace = {
+        "runs": [
+            {
+                "flags": ["-O"],
+                "operations": [
+                    {"op": "specs.merge", "args": {"specs": [spec, spec]}},
+                    {"op": "registry.register", "args": register},
+                    {"op": "registry.register", "args": {**register, "manager": "OddManager"}},
+                ],
+            }
+        ]
+    }
+    (run,) = stock_trace(trace, DESCRIPTION)["runs"]
+    stock = {"class": "Full", "fields": {"block_size": 16}}
+    registered = {"spec_class": "Full", "manager": "FullManager", "base": None}
+    assert run == {
+        "flags": ["-O", NO_PLUGIN],
+        "operations": [
+            {"op": "specs.merge", "args": {"specs": [stock, stock]}},
+            {"op": "registry.register", "args": registered},
+            {"op": "registry.register", "args": registered},
+        ],
+    }
+
+
+# -- looking at code -----------------------------------------------------------------------------------------
+
+
+class Core:
+    def plain(self, first: int, second: int = 0, *, third: int = 0) -> int:
+        return first
+
+    @classmethod
+    def of_class(cls, name: str) -> str:
+        return name
+
+    @property
+    def size(self) -> int:
+        return self.plain(1)
+
+
+class Plugin(Core):
+    def plain(self, first: int) -> int:  # type: ignore[override]
+        return first
+
+    def of_class(self, name: str) -> str:  # type: ignore[override]
+        return name
+
+    def own(self) -> None:
+        """Overrides nothing."""
+
+
+Plugin.__module__ = "vendor.plugin"
+
+
+def test_overrides_are_those_of_the_core() -> None:
+    found = {one["name"]: one for one in overrides_of(Plugin, "test_plugin")}
+    assert list(found) == ["plain", "of_class"]
+    assert found["plain"]["core_class"] == "Core"
+    assert (found["of_class"]["kind"], found["of_class"]["core_kind"]) == ("method", "class method")
+    assert overrides_of(Core, "test_plugin") == []
+
+
+@pytest.mark.parametrize(
+    ("positional", "keywords", "taken"),
+    [(1, [], True), (2, ["third"], True), (1, ["second"], True), (3, [], False), (1, ["first"], False)],
+)
+def test_calls_are_bound_as_python_binds_them(positional: int, keywords: list[str], taken: bool) -> None:
+    call = {"positional": positional, "keywords": keywords, "open": False}
+    parameters: Any = parameters_of(Core.__dict__["plain"])
+    assert takes(parameters, call) is taken
+
+
+def test_calls_are_found_by_reading(tmp_path: Path) -> None:
+    (tmp_path / "core.py").write_text(
+        "def f(spec, manager, rest):\n"
+        "    manager.plain(1, second=2)\n"
+        "    manager.plain(3, second=4)\n"
+        "    manager.plain(*rest)\n"
+        "    super().plain(1)\n"
+        "    Core.plain(spec, 1)\n"
+        "    manager.other(1)\n"
+    )
+    found = calls_in(str(tmp_path), ["plain"])
+    assert [(call["positional"], call["keywords"], call["open"]) for call in found] == [
+        (1, ["second"], False),
+        (0, [], True),
+    ]
+    assert found[0]["place"] == f"{tmp_path.name}/core.py:2"
+
+
+def test_names_are_read_or_only_assigned(tmp_path: Path) -> None:
+    (tmp_path / "vendor.py").write_text(
+        "import core\ncore.assigned = 1\ncore.read(2)\ngetattr(core, 'named')\nfrom core import imported\n"
+    )
+    names = ["core:assigned", "core:read", "core:Thing.named", "core:imported", "core:absent"]
+    assert are_read([str(tmp_path)], names) == [False, True, True, True, False]
+
+
+def test_presence_follows_modules_and_classes() -> None:
+    def load(name: str) -> Any:
+        if name != "core":
+            raise ImportError(name)
+        return sys.modules[__name__]
+
+    names = ["core:Core", "core:Core.plain", "core:Core.gone", "gone:Core"]
+    assert [is_present(name, load) for name in names] == [True, True, False, False]
+
+
+def test_what_is_reached_is_noted_on_the_class_alone() -> None:
+    class Stock(Core):
+        pass
+
+    for derive in (False, True):
+        seen: list[str] = []
+        used = recording(Stock, ["plain", "of_class", "size"], seen.append, derive)
+        assert used().size == 1
+        assert used.of_class("x") == "x"
+        assert seen == ["size", "plain", "of_class"]
+
+        class Further(used):  # type: ignore[misc, valid-type]
+            pass
+
+        assert Further().size == 1
+        assert seen == ["size", "plain", "of_class"]
+
+
+# -- laws on made-up events ----------------------------------------------------------------------------------
+
+
+def event(op: str, value: Any, **arguments: Any) -> dict[str, Any]:
+    return {"op": op, "args": arguments, "outcome": {"value": value}}
+
+
+def test_a_call_that_the_base_does_not_take_is_of_something_else() -> None:
+    overrides = [one for one in overrides_of(Plugin, "test_plugin") if one["name"] == "plain"]
+
+    def runs(keywords: list[str]) -> Any:
+        call = {"name": "plain", "positional": 1, "keywords": keywords, "open": False, "place": "core.py:1"}
+        return [[event("drift.overrides", overrides), event("drift.calls", [call])]]
+
+    assert signature(runs([])) == 1
+    assert signature(runs(["nonsense"])) == 0
+    with pytest.raises(LawBroken) as broken:
+        signature(runs(["third"]))
+    assert broken.value.facets == ("plain",)
+
+
+def test_a_method_of_the_class_must_stay_one() -> None:
+    overrides = [one for one in overrides_of(Plugin, "test_plugin") if one["name"] == "of_class"]
+    with pytest.raises(LawBroken, match="class method"):
+        signature([[event("drift.overrides", overrides), event("drift.calls", [])]])
+
+
+@pytest.mark.parametrize(
+    ("present", "read", "stale", "facets"),
+    [
+        (True, None, [], ()),
+        (True, None, ["core.b:f"], ("core.a:f stale",)),
+        (False, False, [], ("core.a:f missing",)),
+        (False, True, [], ()),
+    ],
+)
+def test_patches_land(present: bool, read: bool | None, stale: list[str], facets: tuple[str, ...]) -> None:
+    runs = [
+        [event("drift.replaced", [{"name": "core.a:f", "by": "vendor.f", "stale": stale}])],
+        [event("drift.present", [present], names=["core.a:f"])],
+    ]
+    if read is not None:
+        runs.append([event("drift.read", [read], names=["core.a:f"])])
+    if not facets:
+        assert patch_target(runs) == 1
+        return
+    with pytest.raises(LawBroken) as broken:
+        patch_target(runs)
+    assert broken.value.facets == facets
+
+
+@pytest.mark.parametrize(
+    ("counts", "facet"),
+    [((0, 1, 2), None), ((0, 1, 1), None), ((0, 0, 1), "late"), ((0, 2, 3), "again"), ((0, 1, 3), "again")],
+)
+def test_hook_runs_are_counted(counts: tuple[int, int, int], facet: str | None) -> None:
+    lookup = event("registry.lookup", {"manager": "M", "base": "B"}, spec={"class": "Full", "fields": {}})
+    first, second, third = (event("drift.hook_calls", count) for count in counts)
+    runs = [[first, lookup, second, event("registry.initialise", None), third]]
+    if facet is None:
+        assert hook_once(runs) == 2
+    else:
+        with pytest.raises(LawBroken) as broken:
+            hook_once(runs)
+        assert broken.value.facets == (facet,)
+
+
+# -- names and refusals --------------------------------------------------------------------------------------
+
+
+def test_names_of_targets() -> None:
+    check_name("vllm:any-name")
+    assert plugin_of("vllm:any-name") == "any-name"
+    assert plugin_of("vendor:any") == ""
+    assert operations_module("vllm:acme", "specs") == "kvref_conformance.targets.vllm.specs"
+    assert operations_module("vendor:acme", "specs") is None
+    with pytest.raises(UnknownTarget, match="vllm:PLUGIN"):
+        check_name("vllm:")
+
+
+VLLM = {
+    "vllm/__init__.py": "",
+    "vllm/plugins.py": "def load_general_plugins(): pass\n",
+    "vllm/platforms/__init__.py": """
+import importlib
+from importlib.metadata import entry_points
+class CpuPlatform: pass
+def choose():
+    for entry in entry_points(group="vllm.platform_plugins"):
+        try:
+            name = entry.load()()
+        except Exception:
+            continue
+        if name is not None:
+            module, _, cls = name.rpartition(".")
+            return getattr(importlib.import_module(module), cls)()
+    return CpuPlatform()
+_current = None
+def __getattr__(name):
+    global _current
+    if name != "current_platform":
+        raise AttributeError(name)
+    _current = _current or choose()
+    return _current
+""",
+    "acme/platform.py": "import acme_npu\nclass AcmePlatform: pass\n",
+    "acme_kvref-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme-kvref\nVersion: 1\n",
+    "acme_kvref-1.dist-info/entry_points.txt": "[vllm.platform_plugins]\nacme = acme:register\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "register", "told"),
+    [
+        ("other", "return None", ["no platform plugin 'other'", "installed are: acme", "--path"]),
+        ("acme", "return None", ["not for this machine", "--stub"]),
+        ("acme", "raise RuntimeError('no driver')", ["RuntimeError: no driver", "acme:register"]),
+        ("acme", "return 'acme.platform.AcmePlatform'", ["'acme_npu' is missing", "--stub acme_npu"]),
+        ("acme", "import vllm.gone", ["'vllm.gone' that vLLM", "--path"]),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded(tmp_path: Path, name: str, register: str, told: list[str]) -> None:
+    """One paragraph that names the plugin and what to do, and exit code 2."""
+    for file, text in {**VLLM, "acme/__init__.py": f"def register():\n    {register}\n"}.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvref_conformance", "check", f"vllm:{name}", "--path", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 2, ran.stderr
+    paragraph = ran.stderr[ran.stderr.index(f"kvref: target 'vllm:{name}' cannot be used") :].strip()
+    assert "\n" not in paragraph
+    for part in told:
+        assert part in paragraph

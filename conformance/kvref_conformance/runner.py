@@ -23,7 +23,7 @@ from kvref_conformance.subjects import ALL_OPERATIONS, subjects_of
 from kvref_conformance.targets import is_external, operations_module
 from kvref_conformance.targets.plugins import NO_PLUGIN
 from kvref_conformance.units import Running, Unit, listen_all
-from kvref_conformance.worker import LOAD_PATIENCE, RunningHosts, Worker
+from kvref_conformance.worker import LOAD_PATIENCE, RunningHosts, TargetFailed, Worker
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
@@ -295,9 +295,13 @@ class Runner:
             trace = stock_trace(row.trace, self._description)
             self._watcher.phase(f"{row.title}: is it broken without the plugin?")
             needed = [" ".join(run["flags"]) for run in trace["runs"]]
-            self._running.start(needed)
-            self._hosts.update({flags: self._running[flags].address for flags in needed})
-            broken = self.judge(LAWS[row.law], trace)
+            try:
+                self._running.start(needed)
+                self._hosts.update({flags: self._running[flags].address for flags in needed})
+                broken = self.judge(LAWS[row.law], trace)
+            except (NotJudged, TargetFailed) as error:
+                row.message += f"; whether it is broken without the plugin could not be found out: {error}"
+                continue
             if broken is not None and row.facet in broken.facets:
                 row.status = Status.INHERITED
                 row.message = f"{self._description['name']} breaks it without the plugin: {row.message}"

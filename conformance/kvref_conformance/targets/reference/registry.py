@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from kvref.managers import SingleTypeKVCacheManager
-from kvref.platform import Platform, set_current_platform
+from kvref.platform import Platform, current_platform, set_current_platform
 from kvref.registry import KVCacheSpecRegistry, register_all_kvcache_specs, register_kv_cache_spec
 from kvref.target import Races, Registration, RegistryEntry, SpecDescriptor, Step
 from kvref_conformance.targets.codec import subclasses
@@ -33,9 +33,12 @@ def initialise() -> None:
 
 
 def install_hook(registrations: Sequence[Registration]) -> None:
+    present = current_platform()
+
     class VendorPlatform(Platform):
         @classmethod
         def register_custom_kv_cache_specs(cls, vllm_config: object = None) -> None:
+            present.register_custom_kv_cache_specs(vllm_config)
             for registration in registrations:
                 register(**registration)
 

@@ -37,11 +37,13 @@ def initialise() -> None:
 
 
 def install_hook(registrations: Sequence[Registration]) -> None:
+    platform: Any = type(vllm.platforms.current_platform)
+
     def register_custom_kv_cache_specs(cls: type, vllm_config: Any) -> None:
+        platform.register_custom_kv_cache_specs(vllm_config)
         for registration in registrations:
             register(**registration)
 
-    platform = type(vllm.platforms.current_platform)
     hook: dict[str, Any] = {"register_custom_kv_cache_specs": classmethod(register_custom_kv_cache_specs)}
     vllm.platforms.current_platform = type("VendorPlatform", (platform,), hook)()
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvref.target import SpecClassInfo, SpecDescriptor
 from kvref_strategies.specs import (
+    OPTIONAL_WINDOWS,
     class_info,
     declares,
     descriptors,
@@ -68,7 +69,9 @@ def _draw_specs(
         stock = info if name in vendors else class_info(description, name)
         spec = _as_class(first, name, stock)
         if draw(st.booleans()):
-            field = draw(st.sampled_from([f for f in stock["fields"] if menu(stock, f["name"])]))
+            varied = [f for f in stock["fields"] if menu(stock, f["name"])]
+            windows = [f for f in varied if f["name"] in OPTIONAL_WINDOWS]
+            field = draw(st.sampled_from(draw(st.sampled_from([windows or varied, varied]))))
             values = [*menu(stock, field["name"]), *([] if is_required(field) else [field.get("default")])]
             spec = with_field(spec, field["name"], draw(st.sampled_from(values)))
         specs.append(spec)

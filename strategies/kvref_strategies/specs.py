@@ -57,7 +57,7 @@ KINDS: dict[str, dict[str, list[Any]]] = {
 }
 """Menus that differ for a kind and what derives from it; an empty one leaves the field alone."""
 
-_OPTIONAL_WINDOWS = ("sliding_window", "attention_chunk_size")
+OPTIONAL_WINDOWS = ("sliding_window", "attention_chunk_size")
 """Left out, these mean "no limit", which a group may reconcile with a limit (full attention does)."""
 
 ALWAYS = ("sink_len",)
@@ -197,7 +197,7 @@ def perturbations(draw: Draw, info: SpecClassInfo) -> tuple[SpecDescriptor, Spec
 def _distinct_values(info: SpecClassInfo, field: FieldInfo) -> list[Any]:
     """Values of a field that no engine treats as compatible with one another."""
     values = menu(info, field["name"])
-    if not values or is_required(field) or field["name"] in _OPTIONAL_WINDOWS:
+    if not values or is_required(field) or field["name"] in OPTIONAL_WINDOWS:
         return values
     default = field.get("default")
     return [default, *(value for value in values if value != default)]

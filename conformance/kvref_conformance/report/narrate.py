@@ -37,7 +37,8 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
         case {"op": "specs.uniform", "args": {"specs": [*specs]}}:
             return f"are they uniform: [{', '.join(_operands(specs, labels))}]"
         case {"op": "specs.max_memory", "args": {"spec": spec, **limits}}:
-            return f"maximum memory of {_spec(spec, labels)} with {_mapping({str(name): value for name, value in limits.items()}, '=')}"
+            told = _mapping({str(name): value for name, value in limits.items()}, "=")
+            return f"maximum memory of {_spec(spec, labels)} with {told}"
         case {"op": "registry.define_spec", "args": {"name": str(name), "bases": [*bases]}}:
             return f"class {name}({', '.join(map(str, bases))})"
         case {"op": "registry.define_manager", "args": {"name": str(name), "base": base}}:

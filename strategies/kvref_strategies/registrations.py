@@ -12,6 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
+from hypothesis.strategies import SearchStrategy
 
 from kvref.target import Registration, RegistryEntry, SpecClassInfo, SpecDescriptor, Step
 from kvref_strategies.specs import class_info, minimal, missing_menu
@@ -108,7 +109,8 @@ class RegistrationMachine(Machine):
             self.ways_to_register,
             self.ways_to_look_up,
             self.ways_to_ask_for_uniformity,
-            self.ways_to_register_wrongly,
+            self.ways_to_contradict,
+            self.ways_to_name_a_strange_base,
             self.ways_to_register_again,
             *([self.ways_to_override] if can_override(description) else []),
         ]
@@ -150,14 +152,19 @@ class RegistrationMachine(Machine):
             for specs in pairs(self.tree)
         ]
 
-    def ways_to_register_wrongly(self) -> list[list[Step]]:
-        """With a base that is no ancestor, or in conflict with what is registered, if need be just before."""
+    def ways_to_contradict(self) -> list[list[Step]]:
+        """Register in conflict with what is registered, if need be just before."""
         ways = []
         for name in self.tree.bases:
             first: Registration = {"spec_class": name, "manager": self.managers[0], "base": None}
             before = [] if name in self.registered else calls([first])[:1]
             conflicting = conflicts(self.tree, self.managers, self.registered.get(name, first))
             ways += [[*before, *self.between_look_ups(call)] for call in calls(conflicting)]
+        return ways
+
+    def ways_to_name_a_strange_base(self) -> list[list[Step]]:
+        """Register or override with a base that is no ancestor."""
+        ways = []
         for name in self.unregistered:
             wrong = strange(self.tree, self.managers[:1], name)
             ways += [self.between_look_ups(call) for call in calls(wrong)]
@@ -309,6 +316,11 @@ def draw_start(draw: Draw, description: Description) -> Start:
     return start
 
 
+def some_name(tree: ClassTree) -> SearchStrategy[str]:
+    """A class that was defined, as often as one of the target's own, of which there are many more."""
+    return st.sampled_from(list(tree.bases)) | st.sampled_from([info["name"] for info in tree.stock])
+
+
 def define(start: Start, name: str, bases: list[str]) -> str:
     start.tree.bases[name] = bases
     start.setup.append(step("registry.define_spec", name=name, bases=bases))
@@ -330,7 +342,7 @@ def orders(draw: Draw, stage: Stage, description: Description, subject: str) -> 
         for name in draw(st.lists(st.sampled_from([*called, *stock]), max_size=2, unique=True)):
             override = draw(st.sampled_from(overrides(start.tree, description["managers"], name)))
             replaced.append(step("registry.override", **override))
-    asked = draw(st.lists(st.sampled_from(start.tree.names()), min_size=1, max_size=4, unique=True))
+    asked = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))
     asked += [call["args"]["spec_class"] for call in replaced if call["args"]["spec_class"] not in asked]
     other_order = list(draw(st.permutations([*start.calls, *replaced])))
     early = [call for place, call in enumerate(other_order) if _is_early(call, other_order[place:])]
@@ -356,9 +368,9 @@ def processes(draw: Draw, stage: Stage, description: Description, subject: str) 
     they lie in memory, differs; the registrations and their order do not.
     """
     start = draw_start(draw, description)
-    asked = draw(st.lists(st.sampled_from(start.tree.names()), min_size=1, max_size=4, unique=True))
+    asked = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))
     lived = list(start.calls)
-    for name in draw(st.lists(st.sampled_from(start.tree.names()), max_size=3)):
+    for name in draw(st.lists(some_name(start.tree), max_size=3)):
         lived[(place := draw(st.integers(0, len(lived)))) : place] = look_ups(start.tree, [name])
     lived = [*start.setup, *lived]
     for number in range(draw(st.integers(0, 2))):
@@ -434,7 +446,7 @@ def _one_subject(description: Description) -> Subjects:
 WORKLOADS = [
     Workload("registry.machine", ("registry",), _one_subject, RegistrationMachine, isolated=True, weight=0.4),
     Workload("registry.orders", ("registry",), _one_subject, orders, isolated=True, weight=0.4),
-    Workload("registry.processes", ("registry",), _one_subject, processes, isolated=True, weight=0.2),
+    Workload("registry.processes", ("registry",), _one_subject, processes, isolated=True, weight=0.4),
     Workload("registry.races", ("registry",), _one_subject, races, isolated=True, weight=0.04),
     Workload(
         "registry.refusals", ("registry",), _one_subject, refusals, isolated=True, flags=("-O",), weight=0.2

@@ -116,4 +116,3 @@ WORKLOADS = [
         "specs.uniformity", ("specs", "specs.derive", "specs.uniform"), spec_subjects, uniformity, weight=0.8
     ),
 ]
-"""Every workload, by name."""

@@ -100,4 +100,3 @@ WORKLOADS = [
     ),
     Workload("specs.illegal", ("specs",), _fields, illegal, weight=0.4),
 ]
-"""Every workload, by name."""

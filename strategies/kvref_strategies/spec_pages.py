@@ -108,4 +108,3 @@ WORKLOADS = [
         "specs.window-memory", ("specs", "specs.max_memory"), window_subjects, window_memory, weight=0.4
     ),
 ]
-"""Every workload, by name."""

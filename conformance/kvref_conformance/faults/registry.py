@@ -42,17 +42,20 @@ def base_of_the_farthest_ancestor() -> ReferenceTarget:
 def built_ins_only_into_an_empty_table() -> ReferenceTarget:
     """A look-up registers the built-ins only when nobody has registered anything (as vLLM does)."""
 
+    # One thread at a time: what others see meanwhile is another fault.
     def current_state() -> registry._State:
-        if not KVCacheSpecRegistry._state.registered:
-            initialise()
-        return KVCacheSpecRegistry._state
+        with KVCacheSpecRegistry._condition:
+            if not KVCacheSpecRegistry._state.registered:
+                initialise()
+            return KVCacheSpecRegistry._state
 
     def initialise(vllm_config: object = None) -> None:
-        for entry in _BUILT_IN.values():
-            KVCacheSpecRegistry.register(
-                entry.kvcache_spec_cls, entry.manager_class, entry.uniform_type_base_spec
-            )
-        _initialise(vllm_config)
+        with KVCacheSpecRegistry._condition:
+            for entry in _BUILT_IN.values():
+                KVCacheSpecRegistry.register(
+                    entry.kvcache_spec_cls, entry.manager_class, entry.uniform_type_base_spec
+                )
+            _initialise(vllm_config)
 
     break_it(KVCacheSpecRegistry, "_state", replace(KVCacheSpecRegistry._state, registered={}))
     break_it(KVCacheSpecRegistry, "_current_state", staticmethod(current_state))

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+import kvref.specs
+from kvref.specs import KVCacheSpec, UniformTypeKVCacheSpecs
 from kvref_conformance.host import parts
 from kvref_conformance.laws import LawBroken
 from kvref_conformance.laws.spec import illegal_refused, illegalities, pickle_round_trip
@@ -23,6 +25,7 @@ from kvref_conformance.laws.spec_pages import (
     page_positive,
     page_scaling,
 )
+from kvref_strategies.specs import KNOWN_KINDS
 
 Event = dict[str, Any]
 DENSE = {"block_size": 16, "num_kv_heads": 2, "head_size": 8, "dtype": "torch.float16"}
@@ -272,3 +275,14 @@ def test_an_operation_that_a_target_lacks_is_not_among_its_parts() -> None:
     specs = SimpleNamespace(classes=list, build=dict, merge=dict, own_helper=dict)
     target: Any = SimpleNamespace(specs=specs, registry=None)
     assert parts(target) == ["specs", "specs.classes", "specs.build", "specs.merge"]
+
+
+def test_known_kinds_are_those_of_the_reference() -> None:
+    """Every class of the reference for a layer derives from one; none derives from another."""
+    kinds = [getattr(kvref.specs, name) for name in KNOWN_KINDS]
+    for name in kvref.specs.__all__:
+        spec_class = getattr(kvref.specs, name)
+        if isinstance(spec_class, type) and issubclass(spec_class, KVCacheSpec):
+            abstract = any(issubclass(kind, spec_class) and kind is not spec_class for kind in kinds)
+            of_kinds = [kind for kind in kinds if issubclass(spec_class, kind)]
+            assert len(of_kinds) == 1 or abstract or spec_class is UniformTypeKVCacheSpecs, name

@@ -19,7 +19,7 @@ from kvref_conformance.report.files import trace_digest
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result, Row, Status, Trace
 from kvref_conformance.session import NotJudged, execute, run_program
-from kvref_conformance.subjects import ALL_OPERATIONS, subjects_of
+from kvref_conformance.subjects import ALL_OPERATIONS, of_unknown_kind, subjects_of
 from kvref_conformance.targets import is_external, operations_module
 from kvref_conformance.targets.plugins import NO_PLUGIN
 from kvref_conformance.units import Running, Unit, listen_all
@@ -93,6 +93,8 @@ class Runner:
         plugin = description["plugin"]
         known, notes = self._replay_known(baseline)
         notes += [self._profile.note] if self._profile.note else []
+        if unknown := of_unknown_kind(description):
+            notes.append(f"of no kind that kvref knows, held to the laws for any kind: {', '.join(unknown)}")
         units, rows = self._plan()
         for unit in units:
             for entry in known:

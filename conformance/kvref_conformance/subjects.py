@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvref_conformance.laws import ANSWERS, Law
 from kvref_strategies.catalogue import WORKLOADS
+from kvref_strategies.specs import KNOWN_KINDS, judged
 from kvref_strategies.workload import Description, Subjects
 
 ALL_OPERATIONS = "all operations"
@@ -22,3 +23,8 @@ def subjects_of(law: Law, description: Description) -> Subjects:
     if undeclared := [name for name in law.capabilities if not description["capabilities"].get(name)]:
         return {"": f"the target does not declare the capability {', '.join(undeclared)}"}
     return workload.subjects(description) or {"": "the target has nothing that it speaks of"}
+
+
+def of_unknown_kind(description: Description) -> list[str]:
+    """Classes that are judged by the laws for any kind alone."""
+    return [info["name"] for info in judged(description) if not set(KNOWN_KINDS).intersection(info["mro"])]

@@ -108,7 +108,6 @@ class RegistrationMachine(Machine):
             self.ways_to_define,
             self.ways_to_register,
             self.ways_to_look_up,
-            self.ways_to_ask_for_uniformity,
             self.ways_to_contradict,
             self.ways_to_name_a_strange_base,
             self.ways_to_register_again,
@@ -145,12 +144,6 @@ class RegistrationMachine(Machine):
 
     def ways_to_look_up(self) -> list[list[Step]]:
         return [look_ups(self.tree, [name]) for name in self.tree.names()]
-
-    def ways_to_ask_for_uniformity(self) -> list[list[Step]]:
-        return [
-            [*look_ups(self.tree, [spec["class"] for spec in specs]), step("registry.uniform", specs=specs)]
-            for specs in pairs(self.tree)
-        ]
 
     def ways_to_contradict(self) -> list[list[Step]]:
         """Register in conflict with what is registered, if need be just before."""
@@ -272,22 +265,12 @@ def overrides(tree: ClassTree, managers: list[str], name: str) -> list[dict[str,
     return [{"spec_class": name, "manager": manager, "base": base} for manager, base in both]
 
 
-def pairs(tree: ClassTree) -> list[list[SpecDescriptor]]:
-    """Specs of each two classes that have an ancestor which describes a layer, and of some that have none.
-
-    Their fields are equal where the classes have the same ones.
-    """
+def partners(tree: ClassTree, first: str) -> list[str]:
+    """Classes that share an ancestor with this one which describes a layer, and one that shares none."""
     names = tree.names()
     layers = {name: tree.ancestors(name).intersection(names) for name in names}
-    found = []
-    for first in names:
-        strangers = [name for name in names if not layers[first] & layers[name]]
-        for second in [*(name for name in names if layers[first] & layers[name]), *strangers[:1]]:
-            specs = [tree.spec(first), tree.spec(second)]
-            if specs[0]["fields"].keys() == specs[1]["fields"].keys():
-                specs[1] = {**specs[1], "fields": specs[0]["fields"]}
-            found.append(specs)
-    return found
+    related = [name for name in names if layers[first] & layers[name]]
+    return related + [name for name in names if name not in related][:1]
 
 
 @dataclass
@@ -382,6 +365,25 @@ def processes(draw: Draw, stage: Stage, description: Description, subject: str) 
         perform(stage, [*steps, *look_ups(start.tree, asked)])
 
 
+def agreement(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Start a process, perhaps override something, and ask whether layers of two classes are uniform.
+
+    Their fields are equal where the classes have the same ones.
+    """
+    start = draw_start(draw, description)
+    tree = start.tree
+    perform(stage, [*start.setup, INITIALISE, *start.calls])
+    if can_override(description) and draw(st.booleans()):
+        possible = overrides(tree, description["managers"], draw(some_name(tree)))
+        perform(stage, [step("registry.override", **draw(st.sampled_from(possible)))])
+    first = draw(some_name(tree))
+    specs = [tree.spec(name) for name in (first, draw(st.sampled_from(partners(tree, first))))]
+    if specs[0]["fields"].keys() == specs[1]["fields"].keys():
+        specs[1]["fields"] = specs[0]["fields"]
+    perform(stage, look_ups(tree, [spec["class"] for spec in specs]))
+    stage.perform("registry.uniform", specs=specs)
+
+
 RACE_POINTS = 12
 """Places at which a race interrupts a thread."""
 
@@ -422,18 +424,20 @@ def refusals(draw: Draw, stage: Stage, description: Description, subject: str) -
     tree = start.tree
     define(start, "Vendor0", tree.draw_bases(draw))
     legal = draw(st.sampled_from(registrations(tree, managers, "Vendor0")))
-    refused: list[Step] = []
-    match draw(st.sampled_from(["conflict", "base", "unregistered"])):
+    # Classes that only serve as a base describe no layer, and nothing is registered for them.
+    abstract = [info["name"] for info in description["classes"] if info["role"] == "base"]
+    match draw(st.sampled_from(["conflict", "base", *(["unregistered"] if abstract else [])])):
         case "conflict":
             refused = calls(conflicts(tree, managers, legal))
         case "base":
-            define(start, "Vendor1", tree.draw_bases(draw))
+            stock = draw(st.sampled_from([info["name"] for info in tree.stock]))
+            define(start, "Vendor1", [stock])
             refused = calls(strange(tree, managers, "Vendor1"))
         case _:
-            define(start, "Stray", ["AttentionSpec"])
+            define(start, "Stray", [draw(st.sampled_from(abstract))])
             refused = [step("registry.check", layers={"layer.0": tree.spec("Stray")})]
     steps = [INITIALISE, *start.setup, step("registry.register", **legal)]
-    steps += [draw(st.sampled_from(refused))] if refused else []
+    steps.append(draw(st.sampled_from(refused)))
     for flags in ((), ("-O",)):
         stage.fresh(*flags)
         perform(stage, steps)
@@ -443,12 +447,20 @@ def _one_subject(description: Description) -> Subjects:
     return {"registry": None}
 
 
+_NEEDED = ("registry", "specs")
+
 WORKLOADS = [
-    Workload("registry.machine", ("registry",), _one_subject, RegistrationMachine, isolated=True, weight=0.4),
-    Workload("registry.orders", ("registry",), _one_subject, orders, isolated=True, weight=0.4),
-    Workload("registry.processes", ("registry",), _one_subject, processes, isolated=True, weight=0.4),
-    Workload("registry.races", ("registry",), _one_subject, races, isolated=True, weight=0.04),
+    Workload("registry.machine", _NEEDED, _one_subject, RegistrationMachine, isolated=True, weight=0.4),
+    Workload("registry.orders", _NEEDED, _one_subject, orders, isolated=True, weight=0.4),
     Workload(
-        "registry.refusals", ("registry",), _one_subject, refusals, isolated=True, flags=("-O",), weight=0.2
+        "registry.agreement",
+        (*_NEEDED, "registry.uniform"),
+        _one_subject,
+        agreement,
+        isolated=True,
+        weight=0.4,
     ),
+    Workload("registry.processes", _NEEDED, _one_subject, processes, isolated=True, weight=0.4),
+    Workload("registry.races", (*_NEEDED, "registry.race"), _one_subject, races, isolated=True, weight=0.04),
+    Workload("registry.refusals", _NEEDED, _one_subject, refusals, isolated=True, flags=("-O",), weight=0.2),
 ]

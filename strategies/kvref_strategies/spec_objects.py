@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvref.target import SpecDescriptor
-from kvref_strategies.specs import class_info, descriptors, menu, minimal, spec_subjects
+from kvref_strategies.specs import class_info, descriptors, judged, menu, minimal, missing_menu, spec_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 ILLEGAL: dict[str, list[Any]] = {
@@ -70,11 +70,10 @@ def _illegal_values(field: str, spec: SpecDescriptor, facts: dict[str, Any]) -> 
 def _classes_by_field(description: Description) -> dict[str, list[str]]:
     """For each field that we know how to get wrong, the classes that have it."""
     classes: dict[str, list[str]] = {}
-    for name, reason in spec_subjects(description).items():
-        info = class_info(description, name)
-        for field in (f["name"] for f in info["fields"] if reason is None):
+    for info in judged(description):
+        for field in (f["name"] for f in info["fields"] if missing_menu(info) is None):
             if field in ILLEGAL or (field in COMPRESSIONS and menu(info, field)):
-                classes.setdefault(field, []).append(name)
+                classes.setdefault(field, []).append(info["name"])
     return classes
 
 

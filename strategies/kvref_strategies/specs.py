@@ -34,6 +34,9 @@ MENUS: dict[str, list[Any]] = {
     "num_speculative_blocks": [1, 2],
     "tokens_per_state": [4],
     "compress_ratio": [4],
+    "rswa_window": [64, 16],
+    "page_size": [4096, 512],
+    "blocks_per_request": [4, 1],
 }
 """Values beside the default, by field name, in tokens, heads, elements or bytes as the field counts."""
 
@@ -56,6 +59,16 @@ KINDS: dict[str, dict[str, list[Any]]] = {
     "MambaSpec": {"tokens_per_state": []},
 }
 """Menus that differ for a kind and what derives from it; an empty one leaves the field alone."""
+
+KNOWN_KINDS = (
+    "FullAttentionSpec",
+    "SlidingWindowSpec",
+    "ChunkedLocalAttentionSpec",
+    "CrossAttentionSpec",
+    "EncoderOnlyAttentionSpec",
+    "MambaSpec",
+)
+"""The kinds whose rules the laws know; classes that derive from one follow them, too."""
 
 OPTIONAL_WINDOWS = ("sliding_window", "attention_chunk_size")
 """Left out, these mean "no limit", which a group may reconcile with a limit (full attention does)."""
@@ -95,6 +108,12 @@ def missing_menu(info: SpecClassInfo) -> str | None:
 def spec_subjects(description: Description) -> dict[str, str | None]:
     """Every class that describes one layer, with the reason where none of its specs can be drawn."""
     return {info["name"]: missing_menu(info) for info in description["classes"] if info["role"] == "layer"}
+
+
+def judged(description: Description) -> list[SpecClassInfo]:
+    """The classes for layers that are to be judged: with a plugin those it brings, else all."""
+    infos = [info for info in description["classes"] if info["role"] == "layer"]
+    return [info for info in infos if description["plugin"] is None or info.get("origin") == "plugin"]
 
 
 def minimal(info: SpecClassInfo) -> SpecDescriptor:

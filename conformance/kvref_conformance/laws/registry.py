@@ -532,7 +532,7 @@ LAWS = [
         ),
         why="Layers end in one group, and so under one manager, that were registered to be kept apart.",
         sources=("vLLM PR 37505",),
-        workload="registry.machine",
+        workload="registry.agreement",
         check=base_agrees,
     ),
     Law(

@@ -34,7 +34,7 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
             return f"pickle {_spec(spec, labels)}"
         case {"op": "specs.unpickled", "args": {"spec": spec}}:
             return f"unpickle it, and compare it with {_spec(spec, labels)}"
-        case {"op": "specs.uniform", "args": {"specs": [*specs]}}:
+        case {"op": "specs.uniform" | "registry.uniform", "args": {"specs": [*specs]}}:
             return f"are they uniform: [{', '.join(_operands(specs, labels))}]"
         case {"op": "specs.max_memory", "args": {"spec": spec, **limits}}:
             told = _mapping({str(name): value for name, value in limits.items()}, "=")

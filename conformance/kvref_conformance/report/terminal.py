@@ -39,7 +39,7 @@ _VERDICT_STYLES = {
 _COLUMNS = {
     "holds": (Status.HOLDS,),
     "known": (Status.KNOWN,),
-    "inherited": (Status.INHERITED,),
+    "inh.": (Status.INHERITED,),
     "gaps": (Status.DECLARED_GAP,),
     "broken": (Status.BROKEN,),
     "stale": (Status.STALE,),

@@ -340,7 +340,7 @@ def test_a_known_failure_that_was_not_looked_for_is_not_stale() -> None:
 def test_a_known_death_is_stale_only_if_everything_ran() -> None:
     profile = known(law="target.answers", subject="all operations")
     ran = check(profile, "vendor_toy:ends", "*.[am]*")
-    assert ran.statuses("target.answers") == {"all operations": "known"}
+    assert set(ran.statuses("target.answers").values()) == {"known"}
     # What else was to be judged there was not.
     assert ran.code == 3
     ran = check(profile, "vendor_toy:good", "target.answers")
@@ -409,7 +409,12 @@ def described() -> Any:
         import vendor_toy
     finally:
         sys.path.remove(str(TARGETS))
-    return {"capabilities": {"quant_scales": True}, "parts": ["specs"], "classes": vendor_toy.classes()}
+    return {
+        "capabilities": {"quant_scales": True},
+        "parts": ["specs"],
+        "classes": vendor_toy.classes(),
+        "plugin": None,
+    }
 
 
 DESCRIPTION = described()
@@ -588,3 +593,8 @@ def test_the_profile_in_pytest() -> None:
     ran = in_pytest()
     assert ran.returncode == 4
     assert "kvref.toml:1: taget: unknown key" in ran.stdout + ran.stderr
+
+
+def test_the_profiles_in_docs_are_valid() -> None:
+    folder = Path(__file__).parent.parent / "docs" / "profiles"
+    assert {load(path).target for path in folder.glob("*.toml")} == {"vllm:rbln"}

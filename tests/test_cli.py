@@ -100,7 +100,7 @@ def test_doctor(kvref: Kvref) -> None:
     assert told["parts"] == "specs, registry"
     assert told["classes"] == "AttentionSpec, FullAttentionSpec, SlidingWindowSpec"
     assert told["baseline"] == "none shipped for this version"
-    assert told["left out"] == "spec.padding-honoured [SlidingWindowSpec]: the class has no page_size_padded"
+    assert "spec.padding-honoured [SlidingWindowSpec]: the class has no page_size_padded" in ran.out
     assert "threads" not in told
 
 
@@ -108,7 +108,7 @@ def test_doctor_finds(kvref: Kvref) -> None:
     ran = kvref("doctor", "hostile_operations:with_thread", "--path", TARGETS)
     assert (ran.code, "threads      2 run after import" in ran.out) == (0, True)
     ran = kvref("doctor", "hostile_operations:without_registry", "--path", TARGETS)
-    assert (ran.code, ran.out.count("the target has no registry")) == (0, 4)
+    assert (ran.code, "registry.order-free: the target has no registry\n" in ran.out) == (0, True)
     ran = kvref("doctor", "hostile_loading:raises_import_error", "--path", TARGETS)
     assert (ran.code, ran.out, "ImportError: libascend.so" in ran.told) == (2, "", True)
 

@@ -448,6 +448,7 @@ def test_factory(engine: Path) -> None:
             other = None
         class M:
             make = T
+        target = T
     """
     (engine / "vendor.py").write_text(textwrap.dedent(factory))
     assert run(program("echoes", trace([saying("echo", 1)]), operations="vendor:T"), engine).exit_code == 0
@@ -456,6 +457,9 @@ def test_factory(engine: Path) -> None:
             "always_broken", trace([saying("echo", 1)]), operations="vendor:M.make", isolated=isolated
         )
         assert outcomes(run(source, engine)) == [[{"value": 1}]]
+    # The usual name, which the program needs for what it makes.
+    usual = program("always_broken", trace([saying("echo", 1)]), operations="vendor:target")
+    assert run(usual, engine).exit_code == 1
     lacking = program("always_broken", trace([("other.echo", {})]), operations="vendor:T")
     assert run(lacking, engine).exit_code == 2
 

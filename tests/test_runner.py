@@ -15,9 +15,11 @@ from kvref_conformance.reducer import reduce_death
 from kvref_conformance.results import Trace
 from kvref_conformance.runner import flags_needed
 from kvref_conformance.stage import Journal
+from kvref_conformance.targets.plugins import NO_PLUGIN
 from kvref_conformance.units import seed_of
 
 TOY = "hostile_toy:target"
+MERGING = ("--laws", "spec.merge-identity", "--laws", "spec.merge-refuses-unequal")
 
 # -- the same examples ---------------------------------------------------------------------------------------
 
@@ -56,7 +58,13 @@ def recorded(kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
 def test_same_seed_same_examples(recorded: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever runs beside it, in whatever order, wherever; and other examples for another seed."""
     laws = [
-        f"--laws={glob}" for glob in ("registry.conflict-refused", "registry.refusals-survive-O", "spec.*")
+        f"--laws={glob}"
+        for glob in (
+            "registry.conflict-refused",
+            "registry.refusals-survive-O",
+            "spec.merge-[ir]*",
+            "spec.c*",
+        )
     ]
     report, asked = recorded("-n", "1", *laws)
     assert report["verdict"] == "conformant"
@@ -85,7 +93,7 @@ def test_law_that_everything_feeds(kvref: Kvref) -> None:
     _, alone = kvref.report(target, "--laws", "target.answers")
     [row] = without_times(alone)["laws"]
     assert row == without_times(full)["laws"][-1]
-    assert (row["status"], row["examples"]) == ("holds", 3 * EXAMPLES)
+    assert (row["status"], row["examples"] > 3 * EXAMPLES) == ("holds", True)
 
 
 def test_same_seed_same_findings(kvref: Kvref, tmp_path: Path) -> None:
@@ -94,7 +102,7 @@ def test_same_seed_same_findings(kvref: Kvref, tmp_path: Path) -> None:
     for jobs in ("1", "2"):
         folder = tmp_path / jobs
         target = "hostile_operations:merge_loses_field"
-        ran, report = kvref.report(target, "--laws", "spec.*", "--report", folder, "-n", jobs)
+        ran, report = kvref.report(target, *MERGING, "--report", folder, "-n", jobs)
         assert ran.code == 1
         files = {path.relative_to(folder): path for path in folder.rglob("*.*") if path.parent != folder}
         found.append((without_times(report), {name: path.read_text() for name, path in files.items()}))
@@ -115,10 +123,11 @@ def test_seeds_differ() -> None:
 
 
 def test_flags_needed() -> None:
-    assert flags_needed(["spec.merge-identity"]) == [""]
-    assert flags_needed(["spec.merge-identity", "target.answers"]) == [""]
-    assert flags_needed(["registry.refusals-survive-O"]) == ["", "-O"]
-    assert flags_needed(["target.answers"]) == flags_needed(LAWS) == ["", "-O"]
+    assert flags_needed(["spec.merge-identity"], plugin=False) == [""]
+    assert flags_needed(["spec.merge-identity", "target.answers"], plugin=False) == [""]
+    assert flags_needed(["registry.refusals-survive-O"], plugin=False) == ["", "-O"]
+    assert flags_needed(["target.answers"], plugin=False) == flags_needed(LAWS, plugin=False) == ["", "-O"]
+    assert flags_needed(LAWS, plugin=True) == ["", "-O", NO_PLUGIN]
 
 
 # -- ends of processes ---------------------------------------------------------------------------------------
@@ -193,7 +202,7 @@ def test_journal(tmp_path: Path) -> None:
 def test_many_deaths(kvref: Kvref, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Those beyond a number are named, not reduced."""
     monkeypatch.setattr(runner, "MAX_DEATHS", 1)
-    laws = ("--laws", "spec.merge-*", "--laws", "target.answers")
+    laws = (*MERGING, "--laws", "target.answers")
     ran, report = kvref.report("hostile_operations:merge_dies", *laws)
     [death] = [row for row in report["laws"] if row["id"] == "target.answers"]
     assert (ran.code, death["status"], death["facet"]) == (1, "broken", "specs.merge of FullAttentionSpec")

@@ -271,7 +271,8 @@ def doctor(
         click.echo(f"plugin       {plugin['name']} ({plugin['version']})")
     click.echo(f"interpreter  {python} (Python {description['environment']['python']})")
     click.echo(f"torch        {description['environment']['torch']}")
-    click.echo(f"parts        {', '.join(description['parts']) or 'none'}")
+    parts = [part for part in description["parts"] if "." not in part]
+    click.echo(f"parts        {', '.join(parts) or 'none'}")
     known = baselines.shipped(description["name"], description["version"])
     click.echo(f"baseline     {known.name or 'none shipped for this version'}")
     classes = ", ".join(info["name"] for info in description["classes"])

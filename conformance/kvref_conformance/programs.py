@@ -124,9 +124,12 @@ def stand_alone_program(
 
     # ... then what asks the target.
     if isinstance(operations, str):
-        closure.use(_Import(*_factory(operations)))
+        module, factory = _factory(operations)
+        first, _, rest = factory.partition(".")
+        alias = "new_target" if first == "target" else ""
+        closure.use(_Import(module, first, alias))
         closure.bind("target", "the target")
-        make_target = f"target = {operations.partition(':')[2]}()"
+        make_target = f"target = {'.'.join(filter(None, (alias or first, rest)))}()"
         closure.settle({})
         called = {name: f"target.{name}" for name in used}
     else:
@@ -183,11 +186,11 @@ def _look_up(operations: Mapping[str, Source] | Callable[[str], Source], name: s
 
 
 def _factory(path: str) -> tuple[str, str]:
-    """Module and name to import for `"pkg.module:factory"`."""
+    """Module and factory of `"pkg.module:factory"`."""
     module, _, factory = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *factory.split("."))):
         raise ProgramError(f"{path!r} is not of the form pkg.module:factory")
-    return module, factory.partition(".")[0]
+    return module, factory
 
 
 def _source_of(function: Callable[..., Any]) -> Source:

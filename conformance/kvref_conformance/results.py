@@ -74,7 +74,12 @@ class Row:
 
     @property
     def title(self) -> str:
-        return f"{self.law} [{self.subject}{': ' + self.facet if self.facet else ''}]"
+        """The law, and of what: a law that applies to nothing has no subject."""
+        return (
+            f"{self.law} [{self.subject}{': ' + self.facet if self.facet else ''}]"
+            if self.subject
+            else self.law
+        )
 
 
 @dataclass

@@ -19,7 +19,9 @@ def subjects_of(law: Law, description: Description) -> Subjects:
         return {ALL_OPERATIONS: None}
     workload = WORKLOADS[law.workload]
     if lacking := [part for part in workload.parts if part not in description["parts"]]:
-        return {"": f"the target has no {', '.join(lacking)}"}
+        # Where a part is missing, so are its operations.
+        named = [part for part in lacking if part.partition(".")[0] not in lacking or "." not in part]
+        return {"": f"the target has no {', '.join(named)}"}
     if undeclared := [name for name in law.capabilities if not description["capabilities"].get(name)]:
         return {"": f"the target does not declare the capability {', '.join(undeclared)}"}
     return workload.subjects(description) or {"": "the target has nothing that it speaks of"}

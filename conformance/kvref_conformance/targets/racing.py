@@ -81,7 +81,7 @@ def in_child(work: Callable[..., Any], *arguments: Any) -> Any:
     return json.loads(text) if code == 0 else {"died": f"exit code {code}"}
 
 
-def answers_to(functions: Functions, steps: Steps) -> list[dict[str, Any]]:
+def answers_of(functions: Functions, steps: Steps) -> list[dict[str, Any]]:
     outcomes: list[dict[str, Any]] = []
     for step in steps:
         try:
@@ -95,8 +95,8 @@ def in_order(functions: Functions, threads: Sequence[Steps], after: Steps, order
     """Perform a step of each of these threads' in turn, all in one thread."""
     answers: list[list[Any]] = [[] for _ in threads]
     for number in order:
-        answers[number] += answers_to(functions, [threads[number][len(answers[number])]])
-    return {"answers": answers, "after": answers_to(functions, after)}
+        answers[number] += answers_of(functions, [threads[number][len(answers[number])]])
+    return {"answers": answers, "after": answers_of(functions, after)}
 
 
 def count_lines(functions: Functions, steps: Steps) -> int:
@@ -109,7 +109,7 @@ def count_lines(functions: Functions, steps: Steps) -> int:
         return tracer
 
     sys.settrace(tracer)
-    answers_to(functions, steps)
+    answers_of(functions, steps)
     sys.settrace(None)
     return count
 
@@ -130,13 +130,13 @@ def side_by_side(functions: Functions, threads: Sequence[Steps], after: Steps, l
 
     def first() -> None:
         sys.settrace(tracer)
-        answers[0] = answers_to(functions, threads[0])
+        answers[0] = answers_of(functions, threads[0])
         sys.settrace(None)
         reached.set()
 
     def other(number: int) -> None:
         reached.wait()
-        answers[number] = answers_to(functions, threads[number])
+        answers[number] = answers_of(functions, threads[number])
         ended.release()
 
     sys.setswitchinterval(1e-6)
@@ -146,4 +146,4 @@ def side_by_side(functions: Functions, threads: Sequence[Steps], after: Steps, l
         thread.start()
     for thread in running:
         thread.join()
-    return {"answers": answers, "after": answers_to(functions, after)}
+    return {"answers": answers, "after": answers_of(functions, after)}

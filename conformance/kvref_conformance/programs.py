@@ -125,11 +125,11 @@ def stand_alone_program(
     # ... then what asks the target.
     if isinstance(operations, str):
         module, factory = _factory(operations)
-        first, _, rest = factory.partition(".")
+        first, _, attribute = factory.partition(".")
         alias = "new_target" if first == "target" else ""
         closure.use(_Import(module, first, alias))
         closure.bind("target", "the target")
-        make_target = f"target = {'.'.join(filter(None, (alias or first, rest)))}()"
+        make_target = f"target = {'.'.join(filter(None, (alias or first, attribute)))}()"
         closure.settle({})
         called = {name: f"target.{name}" for name in used}
     else:

@@ -108,6 +108,11 @@ class BlockPool:
         self._check_known((block,))
         return self._ref_cnts[block]
 
+    def count_references(self, blocks: Iterable[int], references: int) -> int:
+        """How many of these blocks, null ones aside, are held exactly so often."""
+        ref_cnts = self._ref_cnts
+        return sum(1 for block in blocks if block and ref_cnts[block] == references)
+
     def get_num_pins(self, block: int) -> int:
         """How many of the references to a block are pins."""
         return self._pins[block]

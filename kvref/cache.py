@@ -220,7 +220,8 @@ class KVCacheManager:
             raise InvalidRequestError(f"{name}: no new tokens, and no computed ones to adopt")
         managers = self.coordinator.single_type_managers
         running = self.coordinator.has_blocks(request.request_id)
-        if (running or request.num_computed_tokens) and (computed or external or any(hits)):
+        adopting = computed or external or any(hits)
+        if (running or request.num_computed_tokens) and adopting:
             raise InvalidRequestError(f"{name} is running already: it cannot adopt computed tokens")
         if request.num_computed_tokens and managers and not running:
             raise InvalidRequestError(
@@ -231,6 +232,8 @@ class KVCacheManager:
             raise InvalidRequestError(
                 f"{name} has {total} computed tokens, but max_model_len is {self.max_model_len}"
             )
+        if not adopting:
+            return
         if len(hits) != len(managers):
             raise InvalidRequestError(f"{name}: blocks of {len(hits)} groups, not of {len(managers)}")
         for manager, hit in zip(managers, hits, strict=True):

@@ -88,7 +88,8 @@ class KVCacheCoordinator:
 
     def has_blocks(self, request_id: str) -> bool:
         """Whether the request has tables, be they empty."""
-        return any(request_id in manager.req_to_blocks for manager in self.single_type_managers)
+        managers = self.single_type_managers
+        return bool(managers) and request_id in managers[0].req_to_blocks
 
     def get_blocks(self, request_id: str) -> tuple[list[int], ...]:
         """The table of the request in each group."""

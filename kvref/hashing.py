@@ -148,14 +148,21 @@ class BlockHasher:
         done, full = len(block_hashes), len(content.all_token_ids) // size
         if done >= full:
             return
+        tokens = list(content.all_token_ids[done * size : full * size])
+        if min(tokens) < 0:
+            raise InvalidRequestError(f"{min(tokens)} is no token id")
+        starts = range(0, len(tokens), size)
+        extra = dict.fromkeys(starts, b"")
+        if content.multimodal_items or content.embeddings:
+            for start in starts:
+                block = tokens[start : start + size]
+                extra[start] = _replaced(block, done * size + start, content)
+                tokens[start : start + size] = block
+        encoded = _tokens(tokens)
         parent = block_hashes[-1] if block_hashes else self._root(content)
-        plain = not content.multimodal_items and not content.embeddings
-        for start in range(done * size, full * size, size):
-            tokens = list(content.all_token_ids[start : start + size])
-            if min(tokens) < 0:
-                raise InvalidRequestError(f"{min(tokens)} is no token id")
-            extra = b"" if plain else _replaced(tokens, start, content)
-            parent = self._function(_field(b"p", parent) + _field(b"t", _tokens(tokens)) + extra)
+        for start in starts:
+            own = encoded[start * _TOKEN_BYTES : (start + size) * _TOKEN_BYTES]
+            parent = self._function(_field(b"p", parent) + _field(b"t", own) + extra[start])
             block_hashes.append(parent)
 
     def _root(self, content: Content) -> bytes:
@@ -189,6 +196,9 @@ def hashes_at(
     if step == 1:
         return block_hashes[start:stop]
     return block_hashes[(start + 1) * step - 1 : None if stop is None else stop * step : step]
+
+
+_TOKEN_BYTES = array("q").itemsize
 
 
 def _field(tag: bytes, content: bytes) -> bytes:

@@ -187,8 +187,8 @@ def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCach
     """Make the pages of all layers as large as the largest.
 
     A smaller page takes as many more tokens as fit, and is padded for the rest. It is only padded if it does
-    not depend on the block size (recurrent layers), if a platform has padded it, or if the layer's sinks would
-    not fill larger blocks.
+    not depend on the block size (recurrent layers), if a platform has padded it, or if the sinks of the layer
+    would not fill larger blocks.
 
     Raises:
         InvalidConfigError: a layer's page cannot be made that large.

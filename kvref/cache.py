@@ -161,7 +161,13 @@ class KVCacheManager:
         return KVCacheBlocks(added)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Give keys to the full blocks of tokens that have arrived, after `delay_cache_blocks`."""
+        """Give keys to the full blocks of tokens that have arrived, after `delay_cache_blocks`.
+
+        Raises:
+            InvalidRequestError: the request has no blocks.
+        """
+        if not self.coordinator.has_blocks(request.request_id):
+            raise InvalidRequestError(f"request {request.request_id!r} has no blocks that could get keys")
         self.coordinator.cache_blocks(request, min(num_computed_tokens, request.num_tokens))
 
     def free(self, request: Request) -> None:
@@ -187,9 +193,10 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         return self.get_blocks(request_id).get_block_ids()
 
-    def get_num_common_prefix_blocks(self) -> list[int]:
-        """For each group how many blocks the tables of all requests have in common at their beginning."""
-        return [manager.get_num_common_prefix_blocks() for manager in self.coordinator.single_type_managers]
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """For each group how many blocks at the beginning of a request's table begin all others, too."""
+        managers = self.coordinator.single_type_managers
+        return [manager.get_num_common_prefix_blocks(running_request_id) for manager in managers]
 
     def take_new_block_ids(self) -> list[int]:
         """The blocks taken from the pool since the last call, each once: those to be zeroed, if any are."""

@@ -451,7 +451,8 @@ def test_a_prefix_is_found_and_shared() -> None:
     [one], [two] = manager.get_block_ids("a"), manager.get_block_ids("b")
     assert (one[:2], len(one), len(two)) == (two[:2], 3, 3)
     assert one[2] != two[2]
-    assert manager.get_num_common_prefix_blocks() == [2]
+    assert manager.get_num_common_prefix_blocks("a") == manager.get_num_common_prefix_blocks("b") == [2]
+    assert manager.get_num_common_prefix_blocks("c") == [0]
     assert manager.usage == pytest.approx(4 / 23)
     manager.free(first)
     manager.free(second)
@@ -618,6 +619,7 @@ REFUSALS: dict[str, Callable[[KVCacheManager], object]] = {
     "too long": lambda m: m.allocate_slots(
         request("b", range(9)), 1, num_external_computed_tokens=MAX_LEN + 1
     ),
+    "keys for what has no blocks": lambda m: m.cache_blocks(request("b", range(9)), 8),
     "no hashes": lambda m: m.get_computed_blocks(Request("b", range(9))),
     "no hashes, allocating": lambda m: m.allocate_slots(Request("b", range(9)), 9),
     "other hashes": lambda m: m.allocate_slots(request("b", range(9), 4), 9),

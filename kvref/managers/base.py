@@ -202,9 +202,10 @@ class SingleTypeKVCacheManager:
     def new_step_starts(self) -> None:
         """What was allocated up to now has been computed when anything allocated from now on is."""
 
-    def get_num_common_prefix_blocks(self) -> int:
-        """How many blocks all tables have in common at their beginning."""
-        columns = zip(*self.req_to_blocks.values(), strict=False)
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
+        """How many blocks at the beginning of a request's table begin all other tables, too."""
+        tables = self.req_to_blocks
+        columns = zip(tables.get(running_request_id, ()), *tables.values(), strict=False)
         return sum(1 for _ in takewhile(lambda column: column[0] and len({*column}) == 1, columns))
 
     # Prefix caching.

@@ -71,7 +71,7 @@ class BlockPool:
         self._previous = [NULL_BLOCK] * num_gpu_blocks
         self._ref_cnts = [0] * num_gpu_blocks
         self._pins = Counter[int]()
-        self._num_reserved = 0
+        self._reserved: set[int] = set()
         self._keys: list[tuple[Key, ...]] = [()] * num_gpu_blocks
         self._index: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
         """For each group, the block that is served for a hash: the first of those that have the key."""
@@ -87,7 +87,7 @@ class BlockPool:
     @property
     def num_usable_blocks(self) -> int:
         """Blocks that requests can hold: neither the null block nor reserved for good."""
-        return self.num_gpu_blocks - 1 - self._num_reserved
+        return self.num_gpu_blocks - 1 - len(self._reserved)
 
     def get_usage(self) -> float:
         """The part of the usable blocks that is held, from 0 to 1; 0 when there is none."""
@@ -110,6 +110,8 @@ class BlockPool:
 
     def count_references(self, blocks: Iterable[int], references: int) -> int:
         """How many of these blocks, null ones aside, are held exactly so often."""
+        blocks = list(blocks)
+        self._check_known(blocks)
         ref_cnts = self._ref_cnts
         return sum(1 for block in blocks if block and ref_cnts[block] == references)
 
@@ -186,7 +188,7 @@ class BlockPool:
                         raise BlockError(f"block {block} is freed more often than it is held")
                 elif block < 0:
                     raise IndexError
-        except (BlockError, IndexError) as error:
+        except (BlockError, IndexError, TypeError) as error:
             for done in blocks[: len(blocks) - length_hint(remaining) - 1]:
                 if done:
                     ref_cnts[done] += 1
@@ -209,21 +211,24 @@ class BlockPool:
         """Give up one pin of each block.
 
         Raises:
-            BlockError: a block is not pinned so often.
+            BlockError: a block is not pinned so often, that it is reserved not counted.
         """
         blocks = [block for block in blocks if block]
-        wanted = Counter(blocks)
-        for block, times in wanted.items():
-            if times > self._pins[block]:
-                raise BlockError(f"block {block} has {self._pins[block]} pins, not {times}")
-        self._pins = self._pins - wanted
+        for block, times in Counter(blocks).items():
+            pins = self._pins[block] - (block in self._reserved)
+            if times > pins:
+                raise BlockError(f"block {block} has {pins} pins, not {times}")
+        for block in blocks:
+            self._pins[block] -= 1
+            if not self._pins[block]:
+                del self._pins[block]
         self.free_blocks(blocks)
 
     def reserve_blocks(self, num_blocks: int) -> list[int]:
         """Take blocks for good: no request can get or free them, and usage does not count them."""
         taken = self.get_new_blocks(num_blocks)
         self._pins.update(taken)
-        self._num_reserved += num_blocks
+        self._reserved.update(taken)
         return taken
 
     # Keys.
@@ -268,25 +273,24 @@ class BlockPool:
         """
         if num_cached_blocks >= num_full_blocks:
             return
-        wanted = list(blocks[num_cached_blocks:num_full_blocks])
-        self._check_known(wanted)
-        first = (num_cached_blocks + 1) * block_size // self.hash_block_size - 1
-        step = block_size // self.hash_block_size
-        hashes = request.block_hashes[first : num_full_blocks * step : step] if step else []
-        mask = [True] * len(wanted) if block_mask is None else block_mask
         if not self.enable_caching:
             raise BlockError("blocks cannot get keys: caching is off")
-        if num_cached_blocks < 0 or block_size % self.hash_block_size:
+        step, rest = divmod(block_size, self.hash_block_size)
+        if num_cached_blocks < 0 or step < 1 or rest:
             raise BlockError(
                 f"cannot give keys to blocks {num_cached_blocks} and later, of block_size {block_size}, with "
                 f"hash_block_size {self.hash_block_size}"
             )
+        wanted = list(blocks[num_cached_blocks:num_full_blocks])
+        hashes = request.block_hashes[(num_cached_blocks + 1) * step - 1 : num_full_blocks * step : step]
+        mask = [True] * len(wanted) if block_mask is None else block_mask
         if not len(wanted) == len(hashes) == len(mask) == num_full_blocks - num_cached_blocks:
             raise BlockError(
                 f"blocks {num_cached_blocks} to {num_full_blocks} of size {block_size} should get keys, "
                 f"but the table has {len(blocks)} blocks, the request {len(request.block_hashes)} hashes of "
                 f"{self.hash_block_size} tokens, and the mask {len(mask)} entries"
             )
+        self._check_known(wanted)
         chosen = [place for place, block in enumerate(wanted) if block and mask[place]]
         for place in chosen:
             if not self._ref_cnts[wanted[place]]:

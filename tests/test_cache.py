@@ -101,7 +101,7 @@ def sizes(specs: Sequence[KVCacheSpec]) -> int:
 def make(specs: Sequence[KVCacheSpec], num_blocks: int = 24, **more: Any) -> KVCacheManager:
     groups = [KVCacheGroupSpec([f"layer.{place}"], spec) for place, spec in enumerate(specs)]
     arguments = {"scheduler_block_size": sizes(specs), "hash_block_size": HASH, **more}
-    arguments.setdefault("max_in_flight_tokens", 2 * MAX_STEP)
+    arguments.setdefault("max_in_flight_tokens", 2 * MAX_STEP + 4)
     return KVCacheManager(KVCacheConfig(num_blocks, [], groups), MAX_LEN, **arguments)
 
 

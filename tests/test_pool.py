@@ -173,8 +173,12 @@ def test_reserved_blocks_are_no_part_of_what_can_be_used() -> None:
     assert (pool.num_usable_blocks, pool.get_num_free_blocks(), pool.get_usage()) == (3, 3, 0.0)
     assert pool.reset_prefix_cache()
     assert not set(reserved) & set(pool.get_new_blocks(3))
-    with pytest.raises(BlockError):
-        pool.free_blocks(reserved)
+    pool.pin(reserved)
+    pool.unpin(reserved)
+    for refused in (pool.free_blocks, pool.unpin):
+        with pytest.raises(BlockError):
+            refused(reserved)
+    assert pool.num_usable_blocks == 3
 
 
 REFUSALS: dict[str, Callable[[BlockPool, list[int]], object]] = {
@@ -194,6 +198,8 @@ REFUSALS: dict[str, Callable[[BlockPool, list[int]], object]] = {
     "no block": lambda pool, held: pool.cache_full_blocks(Tokens(), held, 0, 3, 2, 0),
     "short mask": lambda pool, held: pool.cache_full_blocks(Tokens(), held, 0, 2, 2, 0, [True]),
     "odd size": lambda pool, held: pool.cache_full_blocks(Tokens(), held, 0, 2, 3, 0),
+    "negative size": lambda pool, held: pool.cache_full_blocks(Tokens(), held, 0, 2, -2, 0),
+    "negative start": lambda pool, held: pool.cache_full_blocks(Tokens(), held, -1, 2, 2, 0),
     "small size": lambda pool, held: pool.cache_full_blocks(Tokens(), held, 0, 2, 1, 0),
 }
 
@@ -209,6 +215,15 @@ def test_bad_input_is_refused_and_changes_nothing(refusal: str, pinned: bool) ->
     before = picture(pool)
     with pytest.raises(BlockError):
         REFUSALS[refusal](pool, held)
+    assert picture(pool) == before
+
+
+def test_a_failed_free_is_undone_whatever_was_given() -> None:
+    pool = make()
+    held = pool.get_new_blocks(2)
+    before = picture(pool)
+    with pytest.raises(TypeError):
+        pool.free_blocks([*held, "1"])  # type: ignore[list-item]
     assert picture(pool) == before
 
 

@@ -110,7 +110,7 @@ class MambaManager(SingleTypeKVCacheManager):
         if not self.enable_caching or start >= full:
             return
         if self.mamba_cache_mode == "align":
-            if num_tokens % self.scheduler_block_size or full != len(table) - self.num_speculative_blocks:
+            if full != len(table) - self.num_speculative_blocks:
                 return
             start = self.num_cached_block[request.request_id] = full - 1
         super().cache_blocks(request, num_tokens)

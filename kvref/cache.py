@@ -139,7 +139,9 @@ class KVCacheManager:
         local = request.num_computed_tokens + num_new_computed_tokens
         total = local + num_external_computed_tokens
         self._check_hashes(request)
-        self._check_counts(request, counts, hits, total)
+        reason = self._why_not(request, counts, hits, total)
+        if reason is not None:
+            raise InvalidRequestError(f"request {request.request_id!r}: {reason}")
         main_model = min(total + num_new_tokens, self.max_model_len)
         slots = Slots(
             min(main_model + num_lookahead_tokens, self.max_model_len), main_model, num_encoder_tokens
@@ -216,40 +218,32 @@ class KVCacheManager:
                 f"caching, not {hasher!r}"
             )
 
-    def _check_counts(
+    def _why_not(
         self, request: Request, counts: Sequence[int], hits: Sequence[Sequence[int]], total: int
-    ) -> None:
-        name = f"request {request.request_id!r}"
+    ) -> str | None:
+        """What is wrong with the arguments of `allocate_slots`, if anything."""
         new, computed, _, external, _ = counts
-        if min(counts) < 0:
-            raise InvalidRequestError(f"{name}: numbers of tokens must be at least 0, not {counts}")
-        if not (new or computed or external):
-            raise InvalidRequestError(f"{name}: no new tokens, and no computed ones to adopt")
         managers = self.coordinator.single_type_managers
         running = self.coordinator.has_blocks(request.request_id)
         adopting = computed or external or any(hits)
-        if (running or request.num_computed_tokens) and adopting:
-            raise InvalidRequestError(f"{name} is running already: it cannot adopt computed tokens")
-        if request.num_computed_tokens and managers and not running:
-            raise InvalidRequestError(
-                f"{name} has no blocks, so that its num_computed_tokens must be 0, not "
-                f"{request.num_computed_tokens}"
-            )
+        if min(counts) < 0:
+            return f"numbers of tokens must be at least 0, not {counts}"
+        if not (new or computed or external):
+            return "there are no new tokens, and no computed ones to adopt"
         if total > self.max_model_len:
-            raise InvalidRequestError(
-                f"{name} has {total} computed tokens, but max_model_len is {self.max_model_len}"
-            )
+            return f"it has {total} computed tokens, but max_model_len is {self.max_model_len}"
+        if managers and not running and request.num_computed_tokens:
+            return f"it has no blocks, so that num_computed_tokens cannot be {request.num_computed_tokens}"
         if not adopting:
-            return
+            return None
+        if running:
+            return "it is running already and cannot adopt computed tokens"
         if len(hits) != len(managers):
-            raise InvalidRequestError(f"{name}: blocks of {len(hits)} groups, not of {len(managers)}")
+            return f"there are blocks of {len(hits)} groups, not of {len(managers)}"
         for manager, hit in zip(managers, hits, strict=True):
-            if len(hit) * manager.block_size != computed:
-                raise InvalidRequestError(
-                    f"{name}: {len(hit)} blocks of {manager.block_size} tokens were found in group "
-                    f"{manager.kv_cache_group_id}, which does not make {computed} computed tokens"
-                )
-            if NULL_BLOCK in hit[manager.get_num_skipped_tokens(total) // manager.block_size :]:
-                raise InvalidRequestError(
-                    f"{name}: group {manager.kv_cache_group_id} lacks blocks that the next token needs: {hit}"
-                )
+            group, size = manager.kv_cache_group_id, manager.block_size
+            if len(hit) * size != computed:
+                return f"{len(hit)} blocks of {size} tokens, in group {group}, are not {computed} tokens"
+            if NULL_BLOCK in hit[manager.get_num_skipped_tokens(total) // size :]:
+                return f"group {group} lacks blocks that the next token needs: {hit}"
+        return None

@@ -164,6 +164,7 @@ class Engine:
         self.manager = make(specs, use_eagle=eagle, enable_kv_cache_events=True)
         self.content: list[dict[tuple[int, int], tuple[int, ...]]] = [{} for _ in specs]
         self.running: dict[str, Request] = {}
+        self.waiting: list[Request] = []
         self.last_step: dict[str, int] = {}
         self.count = 0
         self.served: set[tuple[bytes, int]] = set()
@@ -189,7 +190,10 @@ class Engine:
 
     def start(self, tokens: Sequence[int], limit: int, external: int, lookahead: int, whole: bool) -> None:
         self.count += 1
-        new = request(f"r{self.count}", tokens)
+        self.admit(request(f"r{self.count}", tokens), limit, external, lookahead, whole)
+
+    def admit(self, new: Request, limit: int, external: int, lookahead: int, whole: bool) -> None:
+        tokens = new.all_token_ids
         blocks, hit = self.manager.get_computed_blocks(new)
         assert hit == brute_force_hit(self.manager, new, self.eagle)
         self.check_hit(new, blocks, hit)
@@ -202,6 +206,7 @@ class Engine:
         if added is None:
             assert state(self.manager, list(self.running)) == before
             assert self.manager.get_block_ids(new.request_id) == tuple([] for _ in self.specs)
+            self.waiting.append(new)
             return
         self.running[new.request_id] = new
         if external:
@@ -232,7 +237,7 @@ class Engine:
         before = state(self.manager, list(self.running))
         if self.manager.allocate_slots(running, certain + drafts, num_lookahead_tokens=lookahead) is None:
             assert state(self.manager, list(self.running)) == before
-            return self.free(name)
+            return self.preempt(name)
         self.compute(running, computed, certain, drafts, min(rejected, drafts))
 
     @property
@@ -314,6 +319,12 @@ class Engine:
         self.manager.free(self.running.pop(name))
         self.manager.free(request(name, [0]))
         assert self.manager.get_block_ids(name) == tuple([] for _ in self.specs)
+
+    def preempt(self, name: str) -> None:
+        stopped = self.running[name]
+        self.free(name)
+        stopped.num_computed_tokens = stopped.num_in_flight_tokens = 0
+        self.waiting.append(stopped)
 
     def check(self) -> None:
         pool, coordinator = self.manager.block_pool, self.manager.coordinator
@@ -406,6 +417,16 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         self.engine.free(data.draw(st.sampled_from(sorted(self.engine.running))))
+
+    @precondition(lambda self: self.engine.running)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        self.engine.preempt(data.draw(st.sampled_from(sorted(self.engine.running))))
+
+    @precondition(lambda self: self.engine.waiting)
+    @rule(limit=st.integers(1, MAX_STEP), whole=st.booleans())
+    def resume(self, limit: int, whole: bool) -> None:
+        self.engine.admit(self.engine.waiting.pop(0), limit, 0, 0, whole)
 
     @rule()
     def reset(self) -> None:

@@ -195,16 +195,21 @@ def test_a_window_is_freed_behind_what_is_confirmed() -> None:
 def test_align_takes_one_block_a_step_and_moves_the_speculative_ones() -> None:
     align = dataclasses.replace(MAMBA, mamba_cache_mode="align", num_speculative_blocks=2)
     manager = with_blocks(MambaManager, align)
-    first = list(allocate(manager, 40))
-    assert (first[:2], len(set(first))) == ([0, 0], 4)
-    second = list(allocate(manager, 64))
-    assert second[:4] == [0, 0, first[2], first[3]]
-    assert second[4] == first[4]
-    third = list(allocate(manager, 130))
-    assert third[:8] == [0, 0, first[2], first[3], 0, 0, 0, 0]
-    assert set(second[4:]) < set(third[8:])
-    manager.remove_skipped_blocks("r", 130)
-    assert [block for block in manager.req_to_blocks["r"] if block] == third[8:]
+    for _ in range(2):
+        first = list(allocate(manager, 40))
+        assert (first[:2], len(set(first))) == ([0, 0], 4)
+        second = list(allocate(manager, 64))
+        assert second[:5] == first
+        # One speculative block is left behind and moves to the end, the other becomes the state's.
+        third = list(allocate(manager, 96))
+        assert third[:6] == [*second[:4], 0, second[5]]
+        assert third[6] == second[4]
+        last = list(allocate(manager, 200))
+        assert last[:11] == [*third[:6], 0, 0, 0, 0, 0][:11]
+        assert {*third[6:]} < {*last[12:]}
+        manager.remove_skipped_blocks("r", 200)
+        assert [block for block in manager.req_to_blocks["r"] if block] == last[12:]
+        manager.free("r")
 
 
 @pytest.mark.parametrize(

@@ -176,9 +176,11 @@ class SingleTypeKVCacheManager:
         Args:
             num_computed_tokens: tokens computed for certain, those in flight not counted.
         """
+        start, stop = self._num_nulled.get(request_id, 0), self._num_skipped_blocks(num_computed_tokens)
+        if start >= stop:
+            return
         table = self.req_to_blocks.get(request_id, [])
-        start = self._num_nulled.get(request_id, 0)
-        stop = min(self._num_skipped_blocks(num_computed_tokens), len(table))
+        stop = min(stop, len(table))
         if start < stop:
             self.block_pool.free_blocks(table[start:stop][::-1])
             table[start:stop] = [NULL_BLOCK] * (stop - start)
@@ -217,9 +219,11 @@ class SingleTypeKVCacheManager:
         place of useful ones.
         """
         start = self.num_cached_block.get(request.request_id, 0)
+        if not self.enable_caching or start >= num_tokens // self.block_size:
+            return
         full = min(num_tokens, self._aligned(num_tokens) + self._num_blocks_ahead * self.block_size)
         full //= self.block_size
-        if not self.enable_caching or start >= full:
+        if start >= full:
             return
         self.block_pool.cache_full_blocks(
             request,

@@ -10,7 +10,6 @@ from kvref.errors import InvalidRequestError
 from kvref.events import KVCacheEvent
 from kvref.managers.base import Slots
 from kvref.planning import KVCacheConfig
-from kvref.pool import NULL_BLOCK
 from kvref.request import Request
 from kvref.specs import MemoryLimits
 
@@ -40,7 +39,8 @@ class KVCacheManager:
         max_encoder_tokens: the most encoder tokens of one request.
 
     Raises:
-        InvalidConfigError, PoolExhaustedError: at construction, as `KVCacheCoordinator` does.
+        InvalidConfigError, UnregisteredSpecError, PoolExhaustedError: at construction, as `KVCacheCoordinator`
+            does.
     """
 
     def __init__(
@@ -244,6 +244,8 @@ class KVCacheManager:
             group, size = manager.kv_cache_group_id, manager.block_size
             if len(hit) * size != computed:
                 return f"{len(hit)} blocks of {size} tokens, in group {group}, are not {computed} tokens"
-            if NULL_BLOCK in hit[manager.get_num_skipped_tokens(total) // size :]:
-                return f"group {group} lacks blocks that the next token needs: {hit}"
+            if not manager.is_hit(request.block_hashes, hit, total):
+                return (
+                    f"blocks {hit}, of group {group}, are not all cached for it; has some call evicted them?"
+                )
         return None

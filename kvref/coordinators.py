@@ -41,6 +41,7 @@ class KVCacheCoordinator:
     Raises:
         InvalidConfigError: at construction, for block sizes that do not fit together, or a group whose blocks
             cannot be cached where caching is wanted.
+        UnregisteredSpecError: at construction, for a group whose spec has no manager.
         PoolExhaustedError: at construction, for fewer blocks than are set aside.
     """
 

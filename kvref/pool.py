@@ -243,6 +243,14 @@ class BlockPool:
             found.append(block)
         return found
 
+    def have_keys(self, blocks: Sequence[int], hashes: Sequence[bytes], kv_cache_group_id: int) -> bool:
+        """Whether each block has the key of the hash with it. False if there are fewer hashes than blocks."""
+        self._check_known(blocks)
+        keys = ((block_hash, kv_cache_group_id) for block_hash in hashes)
+        return len(blocks) <= len(hashes) and all(
+            key in self._keys[block] for block, key in zip(blocks, keys, strict=False)
+        )
+
     def get_index(self, kv_cache_group_id: int) -> dict[bytes, int]:
         """The block that is served for each hash of a group: for look-ups in loops, and not to be changed."""
         return self._index[kv_cache_group_id]

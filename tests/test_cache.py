@@ -549,6 +549,18 @@ def test_hits_are_held_before_anything_is_taken() -> None:
     assert [len(set(table) - {0}) for table in tables] == [4, 3]
 
 
+def test_what_has_been_evicted_meanwhile_is_refused() -> None:
+    manager = make([full()], num_blocks=5)
+    done, _ = run(manager, "a", range(9))
+    manager.free(done)
+    new = request("b", range(9))
+    blocks, hit = manager.get_computed_blocks(new)
+    assert hit == 8
+    assert manager.allocate_slots(request("c", range(90, 106)), 16) is not None
+    with pytest.raises(InvalidRequestError, match="evicted"):
+        manager.allocate_slots(new, 1, hit, blocks)
+
+
 def test_the_whole_sequence_can_be_asked_for() -> None:
     manager = make([full()], num_blocks=6)
     long = request("a", range(24))
@@ -634,6 +646,9 @@ REFUSALS: dict[str, Callable[[KVCacheManager], object]] = {
     ),
     "null blocks in a hit": lambda m: m.allocate_slots(
         request("b", range(9)), 1, 8, KVCacheBlocks(([0, 0], [0, 0]))
+    ),
+    "blocks of something else": lambda m: m.allocate_slots(
+        request("b", range(9)), 1, 8, KVCacheBlocks(([3, 4], [3, 4]))
     ),
     "adopting twice": lambda m: m.allocate_slots(request("a", range(9)), 1, num_external_computed_tokens=4),
     "computed, but no blocks": lambda m: m.allocate_slots(computed(request("b", range(9))), 1),

@@ -124,9 +124,8 @@ class SingleTypeKVCacheManager:
             slots: what the request needs, at least `total_computed_tokens`.
             new_computed_blocks: blocks found in the cache for a request without a table.
             total_computed_tokens: tokens found, here or elsewhere, for a request without a table.
-            apply_admission_cap: count the most that is ever held on the way to there, instead of assuming
-            that
-                all is allocated at once.
+            apply_admission_cap: count the most that is held at any time on the way to there, instead of
+                taking it that all is allocated at once.
         """
         table = self.req_to_blocks.get(request_id)
         if table is not None:
@@ -268,6 +267,12 @@ class SingleTypeKVCacheManager:
         index = self.block_pool.get_index(self.kv_cache_group_id)
         skipped, stop = self._num_skipped_blocks(length), length // self.block_size
         return [NULL_BLOCK] * skipped + [index[block_hash] for block_hash in hashes[skipped:stop]]
+
+    def is_hit(self, block_hashes: Sequence[bytes], table: Sequence[int], num_computed_tokens: int) -> bool:
+        """Whether what a next token needs of a table is cached in these very blocks."""
+        skipped = self._num_skipped_blocks(num_computed_tokens)
+        hashes = self._hashes(block_hashes)[skipped : len(table)]
+        return self.block_pool.have_keys(table[skipped:], hashes, self.kv_cache_group_id)
 
     # For subclasses.
 

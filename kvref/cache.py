@@ -39,8 +39,8 @@ class KVCacheManager:
         max_encoder_tokens: the most encoder tokens of one request.
 
     Raises:
-        InvalidConfigError, UnregisteredSpecError, PoolExhaustedError: at construction, as `KVCacheCoordinator`
-            does.
+        InvalidConfigError, UnregisteredSpecError, PoolExhaustedError: at construction; see
+            `KVCacheCoordinator`.
     """
 
     def __init__(
@@ -114,8 +114,7 @@ class KVCacheManager:
             new_computed_blocks: the blocks where they were found.
             num_lookahead_tokens: further places, for tokens that only a draft model computes.
             num_external_computed_tokens: tokens after those found that are loaded from elsewhere, for a
-            request
-                without blocks.
+                request without blocks.
             delay_cache_blocks: give no keys yet, since what is loaded has not arrived; see `cache_blocks`.
             num_encoder_tokens: tokens that cross attention attends to, for a request without blocks.
             full_sequence_must_fit: refuse unless all certain tokens of the request could be computed with the

@@ -34,9 +34,8 @@ class KVCacheCoordinator:
         scheduler_block_size: cache hits are multiples of this many tokens.
         hash_block_size: tokens from one hash of a request to the next.
         use_eagle: whether draft layers read one token ahead: those of the groups that say so, or of all if
-        none
-            does. A hit must then be followed by a cached block in each of these groups. That shortens what is
-            found by one block at most, for all groups together, as long as nothing is evicted.
+            none does. A hit must then be followed by a cached block in each of these groups. As long as
+            nothing is evicted, that costs one scheduler block at most, for all groups together.
 
     Raises:
         InvalidConfigError: at construction, for block sizes that do not fit together, or a group whose blocks

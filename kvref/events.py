@@ -2,9 +2,8 @@
 
 Their meaning, in the order in which they are taken: after `BlockStored` a look-up of each of its hashes in
 its group finds a block, after `BlockRemoved` none does, and after `AllBlocksCleared` nothing is found in any
-group. So a hash is stored once, however many blocks hold its content, and removed with the last of them
-(vLLM also announces each duplicate and each removal of one, so that a follower who does not count loses
-hashes).
+group. So a hash is stored once, however many blocks hold its content, and removed with the last of them.
+(vLLM announces each duplicate, too, and each removal of one: who follows without counting loses hashes.)
 """
 
 from __future__ import annotations

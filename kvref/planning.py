@@ -242,8 +242,8 @@ def get_kv_cache_groups(
 
     Args:
         kv_cache_spec: spec of each layer by its name; substitutes are looked up in the registry.
-        disable_hybrid_kv_cache_manager: manage all layers as full attention, those with a window or chunk,
-        too.
+        disable_hybrid_kv_cache_manager: manage all layers as full attention, also those with a window or
+            chunk.
 
     Raises:
         UnregisteredSpecError: a layer's spec is not registered. Checked first.

@@ -12,8 +12,7 @@ class CrossAttentionManager(SingleTypeKVCacheManager):
     """Every decoder token attends to all encoder tokens, so nothing is skipped before the request ends.
 
     A request gets the blocks of its encoder tokens when it is first allocated, and no more. Their content
-    depends on the encoder's input, which hashes of decoder tokens do not tell, so that nothing is ever found
-    again.
+    depends on what the encoder was given, which the hashes of decoder tokens do not tell: it is never shared.
     """
 
     spec_class = CrossAttentionSpec

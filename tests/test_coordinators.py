@@ -209,3 +209,17 @@ def test_a_group_that_lacks_something_bounds_all() -> None:
     assert manager.get_computed_blocks(again)[1] == 40
     manager.evict_blocks([manager.get_block_ids("a")[0][1]])
     assert manager.get_computed_blocks(again)[1] == 0
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_groups_are_asked_again_when_others_can_serve_less(order: tuple[int, ...]) -> None:
+    """Windows of one block each, of which each group has but some: only at 8 tokens there is one in all."""
+    kept = [(24, 16, 8), (28, 24, 8), (20, 16, 8, 4)]
+    manager = KVCacheManager(config([window(5)] * 3), 400, scheduler_block_size=4, hash_block_size=4)
+    first = Request("a", range(32), BlockHasher(4))
+    assert manager.allocate_slots(first, 32) is not None
+    for table, group in zip(manager.get_block_ids("a"), order, strict=True):
+        manager.evict_blocks(block for place, block in enumerate(table) if (place + 1) * 4 not in kept[group])
+    tables, hit = manager.get_computed_blocks(Request("b", range(32), BlockHasher(4)))
+    assert hit == 8
+    assert list(tables.blocks) == [[0, table[1]] for table in manager.get_block_ids("a")]

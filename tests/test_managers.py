@@ -224,6 +224,10 @@ def test_what_is_needed_to_be_admitted_is_bounded(
     assert manager.get_num_blocks_to_allocate("r", long) == 63
     assert manager.get_num_blocks_to_allocate("r", long, apply_admission_cap=True) == cap
     assert manager.get_num_blocks_to_allocate("r", Slots(20, 20), apply_admission_cap=True) == 2
+    table = allocate(manager, 20)
+    assert manager.get_num_blocks_to_allocate("r", long, apply_admission_cap=True) == cap - 2
+    manager.block_pool.touch(table[:1])
+    assert manager.get_num_blocks_to_allocate("r", long, apply_admission_cap=True) == cap - 1
 
 
 def test_sink_blocks_are_reserved() -> None:

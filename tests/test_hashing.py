@@ -50,6 +50,8 @@ DIFFERENT: dict[str, Mapping[str, Any]] = {
     "item masked": {"multimodal_items": [MultiModalItem("cat", 1, 2, (True, False))]},
     "item masked otherwise": {"multimodal_items": [MultiModalItem("cat", 1, 2, (False, True))]},
     "two items": {"multimodal_items": [MultiModalItem("cat", 1, 1), MultiModalItem("cat", 2, 1)]},
+    "cat, dog": {"multimodal_items": [MultiModalItem("cat", 1, 1), MultiModalItem("dog", 2, 1)]},
+    "dog, cat": {"multimodal_items": [MultiModalItem("dog", 1, 1), MultiModalItem("cat", 2, 1)]},
     "embedding": {"embeddings": {1: b"x"}},
     "embedding elsewhere": {"embeddings": {2: b"x"}},
     "other embedding": {"embeddings": {1: b"y"}},

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -16,12 +17,15 @@ from kvref.managers import (
     SinkFullAttentionManager,
     SlidingWindowManager,
 )
+from kvref.managers.base import Slots
+from kvref.pool import BlockPool
 from kvref.specs import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
     MambaSpec,
+    MemoryLimits,
     MLAAttentionSpec,
     SinkFullAttentionSpec,
     SlidingWindowMLASpec,
@@ -128,3 +132,106 @@ def test_sink_blocks(sink_len: int | None, blocks: int) -> None:
 def test_sinks_that_end_within_a_block_are_refused() -> None:
     with pytest.raises(InvalidSpecError, match=r"sink_len 20 .* block_size 16"):
         SinkFullAttentionManager(SinkFullAttentionSpec(**ATTENTION, sink_len=20))
+
+
+# What a manager does with blocks; more of it in test_cache.py, where it must be right as a whole.
+
+
+def with_blocks(manager_class: type[SingleTypeKVCacheManager], spec: KVCacheSpec, **more: Any) -> Any:
+    pool = BlockPool(40, hash_block_size=16)
+    return manager_class(spec, block_pool=pool, enable_caching=True, **more)
+
+
+def allocate(
+    manager: SingleTypeKVCacheManager, tokens: int, lookahead: int = 0, encoder: int = 0
+) -> list[int]:
+    """Allocate for request "r", and check what was foretold; returns the table."""
+    slots = Slots(tokens + lookahead, tokens, encoder)
+    need = manager.get_num_blocks_to_allocate("r", slots)
+    free = manager.block_pool.get_num_free_blocks()
+    manager.allocate_new_blocks("r", slots)
+    assert free - manager.block_pool.get_num_free_blocks() == need
+    return manager.req_to_blocks["r"]
+
+
+@pytest.mark.parametrize(
+    ("manager_class", "lengths"),
+    [
+        (FullAttentionManager, [1, 1, 3, 3]),
+        (SlidingWindowManager, [1, 1, 3, 3]),
+        (ChunkedLocalAttentionManager, [1, 1, 3, 3]),
+        (SinkFullAttentionManager, [1, 1, 3, 3]),
+        (MambaManager, [1, 1, 3, 3]),
+        (CrossAttentionManager, [2, 2, 2, 2]),
+    ],
+)
+def test_tables_grow_and_never_shrink(
+    manager_class: type[SingleTypeKVCacheManager], lengths: list[int]
+) -> None:
+    manager = with_blocks(manager_class, KINDS[manager_class])
+    assert [len(allocate(manager, tokens, encoder=20)) for tokens in (1, 16, 40, 17)] == lengths
+    manager.free("r")
+    manager.free("r")
+    assert manager.block_pool.get_num_free_blocks() == manager.block_pool.num_usable_blocks
+
+
+def test_lookahead_takes_places() -> None:
+    assert len(allocate(with_blocks(FullAttentionManager, FULL), 16, lookahead=1)) == 2
+    align = dataclasses.replace(MAMBA, mamba_cache_mode="align")
+    assert len(allocate(with_blocks(MambaManager, align), 16, lookahead=1)) == 1
+
+
+def test_a_window_is_freed_behind_what_is_confirmed() -> None:
+    manager = with_blocks(SlidingWindowManager, WINDOW)
+    table = list(allocate(manager, 100))
+    manager.remove_skipped_blocks("r", 70)
+    assert manager.req_to_blocks["r"] == [0, *table[1:]]
+    for _ in range(2):
+        manager.remove_skipped_blocks("r", 71)
+        assert manager.req_to_blocks["r"] == [0, 0, *table[2:]]
+    assert manager.block_pool.get_ref_cnt(table[1]) == 0
+
+
+def test_align_takes_one_block_a_step_and_moves_the_speculative_ones() -> None:
+    align = dataclasses.replace(MAMBA, mamba_cache_mode="align", num_speculative_blocks=2)
+    manager = with_blocks(MambaManager, align)
+    for _ in range(2):
+        first = list(allocate(manager, 40))
+        assert (first[:2], len(set(first))) == ([0, 0], 4)
+        second = list(allocate(manager, 64))
+        assert second[:5] == first
+        # One speculative block is left behind and moves to the end, the other becomes the state's.
+        third = list(allocate(manager, 96))
+        assert third[:6] == [*second[:4], 0, second[5]]
+        assert third[6] == second[4]
+        last = list(allocate(manager, 200))
+        assert last[:11] == [*third[:6], 0, 0, 0, 0, 0][:11]
+        assert {*third[6:]} < {*last[12:]}
+        manager.remove_skipped_blocks("r", 200)
+        assert [block for block in manager.req_to_blocks["r"] if block] == last[12:]
+        manager.free("r")
+
+
+@pytest.mark.parametrize(
+    ("manager_class", "cap"), [(SlidingWindowManager, 5), (ChunkedLocalAttentionManager, 6)]
+)
+def test_what_is_needed_to_be_admitted_is_bounded(
+    manager_class: type[SingleTypeKVCacheManager], cap: int
+) -> None:
+    manager = with_blocks(manager_class, KINDS[manager_class], limits=MemoryLimits(1000, 20))
+    assert manager.max_admission_blocks_per_request == cap
+    long = Slots(1000, 1000)
+    assert manager.get_num_blocks_to_allocate("r", long) == 63
+    assert manager.get_num_blocks_to_allocate("r", long, apply_admission_cap=True) == cap
+    assert manager.get_num_blocks_to_allocate("r", Slots(20, 20), apply_admission_cap=True) == 2
+    table = allocate(manager, 20)
+    assert manager.get_num_blocks_to_allocate("r", long, apply_admission_cap=True) == cap - 2
+    manager.block_pool.touch(table[:1])
+    assert manager.get_num_blocks_to_allocate("r", long, apply_admission_cap=True) == cap - 1
+
+
+def test_sink_blocks_are_reserved() -> None:
+    manager = with_blocks(SinkFullAttentionManager, SINK)
+    assert len(manager.sink_blocks) == 2
+    assert manager.block_pool.num_usable_blocks == 37
+    assert not {*manager.sink_blocks} & {*allocate(manager, 100)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvref.managers.base import SingleTypeKVCacheManager
 from kvref.specs import ChunkedLocalAttentionSpec
 
@@ -11,13 +13,14 @@ __all__ = ["ChunkedLocalAttentionManager"]
 class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     """A token attends to the earlier tokens of its own chunk.
 
-    So all chunks before the next token's are skipped, and a chunk that has just been completed with them.
+    So all chunks before the next token's are skipped, and a chunk that has just been completed with them. A
+    hit needs the blocks of the chunk that it ends in, and none if it ends with a chunk.
     """
 
     spec_class = ChunkedLocalAttentionSpec
 
-    def __init__(self, kv_cache_spec: ChunkedLocalAttentionSpec) -> None:
-        super().__init__(kv_cache_spec)
+    def __init__(self, kv_cache_spec: ChunkedLocalAttentionSpec, **engine: Any) -> None:
+        super().__init__(kv_cache_spec, **engine)
         self.attention_chunk_size = kv_cache_spec.attention_chunk_size
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 from kvref.managers.base import SingleTypeKVCacheManager
 from kvref.specs import FullAttentionSpec
 
@@ -11,7 +14,18 @@ __all__ = ["FullAttentionManager"]
 class FullAttentionManager(SingleTypeKVCacheManager):
     """Every token attends to all earlier ones, so nothing is skipped before the request ends.
 
-    That holds, too, for a full spec that records a window or a chunk: its cache is managed as full attention.
+    A hit needs every block from the first on: it is looked for from there, up to the first that is missing.
+
+    All that holds, too, for latent vectors (MLA), and for a full spec that records a window or a chunk: its
+    cache is managed as full attention.
     """
 
     spec_class = FullAttentionSpec
+    prefix_closed = True
+
+    def find_longest_cache_hit(self, block_hashes: Sequence[bytes], max_length: int) -> int:
+        index = self.block_pool.get_index(self.kv_cache_group_id)
+        ahead = self._num_blocks_ahead
+        candidates = self._hashes(block_hashes)[: max_length // self.block_size + ahead]
+        cached = sum(1 for _ in takewhile(index.__contains__, candidates))
+        return max(0, self._aligned(min(max_length, (cached - ahead) * self.block_size)))

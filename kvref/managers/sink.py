@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvref.errors import InvalidSpecError
 from kvref.managers.full import FullAttentionManager
+from kvref.pool import BlockPool
 from kvref.specs import SinkFullAttentionSpec
 
 __all__ = ["SinkFullAttentionManager"]
@@ -12,15 +15,20 @@ __all__ = ["SinkFullAttentionManager"]
 class SinkFullAttentionManager(FullAttentionManager):
     """As full attention, and `num_sink_blocks` blocks are set aside for the sinks that all requests see.
 
+    They are reserved in the pool at construction and in no request's table: `sink_blocks` are their numbers.
+
     Raises:
         InvalidSpecError: at construction, for sinks that do not fill whole blocks: a request's own tokens
             start at the edge of a block.
+        PoolExhaustedError: at construction, when the pool has not so many blocks.
     """
 
     spec_class = SinkFullAttentionSpec
 
-    def __init__(self, kv_cache_spec: SinkFullAttentionSpec) -> None:
-        super().__init__(kv_cache_spec)
+    def __init__(
+        self, kv_cache_spec: SinkFullAttentionSpec, *, block_pool: BlockPool | None = None, **engine: Any
+    ) -> None:
+        super().__init__(kv_cache_spec, block_pool=block_pool, **engine)
         sink_len = kv_cache_spec.sink_len or 0
         if sink_len % self.block_size:
             raise InvalidSpecError(
@@ -28,3 +36,4 @@ class SinkFullAttentionManager(FullAttentionManager):
                 f"{self.block_size}: choose a block size that divides it"
             )
         self.num_sink_blocks = sink_len // self.block_size
+        self.sink_blocks = [] if block_pool is None else block_pool.reserve_blocks(self.num_sink_blocks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvref.managers.base import SingleTypeKVCacheManager
 from kvref.specs import SlidingWindowSpec
 
@@ -12,13 +14,13 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
     """A token attends to the last `sliding_window` tokens, itself among them.
 
     So the next token, at position n, needs n - W + 1 and later; `extra_retained_tokens` more are kept before
-    those.
+    those. A hit needs the blocks of these positions only. The same for K and V and for latent vectors (MLA).
     """
 
     spec_class = SlidingWindowSpec
 
-    def __init__(self, kv_cache_spec: SlidingWindowSpec) -> None:
-        super().__init__(kv_cache_spec)
+    def __init__(self, kv_cache_spec: SlidingWindowSpec, **engine: Any) -> None:
+        super().__init__(kv_cache_spec, **engine)
         self.sliding_window = kv_cache_spec.sliding_window
         self.extra_retained_tokens = kv_cache_spec.extra_retained_tokens
 

@@ -1,0 +1,256 @@
+"""Coordinators: one pool, a manager for each group, and what the groups must agree on.
+
+That is above all the length of a cache hit. It must be one that every group can serve, and groups differ in
+which they can: with full attention each shorter one is served, too, with a window or a state it need not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+
+from kvref.errors import InvalidConfigError
+from kvref.managers import SingleTypeKVCacheManager
+from kvref.managers.base import Slots
+from kvref.planning import KVCacheConfig, get_manager_for_kv_cache_spec
+from kvref.pool import BlockPool
+from kvref.request import Request
+from kvref.specs import MemoryLimits
+
+__all__ = [
+    "HybridKVCacheCoordinator",
+    "KVCacheCoordinator",
+    "KVCacheCoordinatorNoPrefixCache",
+    "UnitaryKVCacheCoordinator",
+    "get_kv_cache_coordinator",
+]
+
+
+class KVCacheCoordinator:
+    """The managers of all groups, asked and told together.
+
+    Args:
+        limits: what bounds a request.
+        scheduler_block_size: cache hits are multiples of this many tokens.
+        hash_block_size: tokens from one hash of a request to the next.
+        use_eagle: whether draft layers read one token ahead: those of the groups that say so, or of all if
+            none does. A hit must then be followed by a cached block in each of these groups. As long as
+            nothing is evicted, that costs one scheduler block at most, for all groups together.
+
+    Raises:
+        InvalidConfigError: at construction, for block sizes that do not fit together, or a group whose blocks
+            cannot be cached where caching is wanted.
+        UnregisteredSpecError: at construction, for a group whose spec has no manager.
+        PoolExhaustedError: at construction, for fewer blocks than are set aside.
+    """
+
+    def __init__(
+        self,
+        kv_cache_config: KVCacheConfig,
+        limits: MemoryLimits,
+        *,
+        scheduler_block_size: int,
+        hash_block_size: int,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        enable_kv_cache_events: bool = False,
+    ) -> None:
+        groups = kv_cache_config.kv_cache_groups
+        _check_block_sizes(kv_cache_config, scheduler_block_size, hash_block_size, enable_caching)
+        self.kv_cache_config = kv_cache_config
+        self.scheduler_block_size = scheduler_block_size
+        self.hash_block_size = hash_block_size
+        self.eagle_group_ids = {place for place, group in enumerate(groups) if group.is_eagle_group}
+        if use_eagle and not self.eagle_group_ids:
+            self.eagle_group_ids = set(range(len(groups)))
+        self.block_pool = BlockPool(
+            kv_cache_config.num_blocks, enable_caching, hash_block_size, enable_kv_cache_events
+        )
+        self.single_type_managers: tuple[SingleTypeKVCacheManager, ...] = tuple(
+            get_manager_for_kv_cache_spec(
+                group.kv_cache_spec,
+                block_pool=self.block_pool,
+                enable_caching=enable_caching,
+                kv_cache_group_id=place,
+                scheduler_block_size=scheduler_block_size,
+                limits=limits,
+                use_eagle=place in self.eagle_group_ids,
+            )
+            for place, group in enumerate(groups)
+        )
+        uncacheable = [
+            type(manager).__name__ for manager in self.single_type_managers if not manager.prefix_cacheable
+        ]
+        if enable_caching and uncacheable:
+            raise InvalidConfigError(
+                f"{', '.join(uncacheable)} cannot cache prefixes: switch prefix caching off for this model"
+            )
+
+    def has_blocks(self, request_id: str) -> bool:
+        """Whether the request has tables, be they empty."""
+        managers = self.single_type_managers
+        return bool(managers) and request_id in managers[0].req_to_blocks
+
+    def get_blocks(self, request_id: str) -> tuple[list[int], ...]:
+        """The table of the request in each group."""
+        return tuple(list(manager.req_to_blocks.get(request_id, ())) for manager in self.single_type_managers)
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        slots: Slots,
+        new_computed_blocks: Sequence[Sequence[int]],
+        total_computed_tokens: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """How many blocks the pool will have fewer after this allocation; see the managers."""
+        return sum(
+            manager.get_num_blocks_to_allocate(
+                request_id, slots, hit, total_computed_tokens, apply_admission_cap
+            )
+            for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True)
+        )
+
+    def allocate(
+        self,
+        request_id: str,
+        slots: Slots,
+        new_computed_blocks: Sequence[Sequence[int]],
+        total_computed_tokens: int,
+    ) -> tuple[list[int], ...]:
+        """Allocate what was counted. Returns for each group what was added to its table after the hit.
+
+        The hits of all groups are held before any group takes a free block, which might be one of them.
+        """
+        if not self.has_blocks(request_id):
+            for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
+                manager.add_local_computed_blocks(request_id, hit, total_computed_tokens)
+        return tuple(
+            manager.allocate_new_blocks(request_id, slots, total_computed_tokens)
+            for manager in self.single_type_managers
+        )
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        for manager in self.single_type_managers:
+            manager.cache_blocks(request, num_tokens)
+
+    def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
+        for manager in self.single_type_managers:
+            manager.remove_skipped_blocks(request_id, num_computed_tokens)
+
+    def free(self, request_id: str) -> None:
+        for manager in self.single_type_managers:
+            manager.free(request_id)
+
+    def new_step_starts(self) -> None:
+        for manager in self.single_type_managers:
+            manager.new_step_starts()
+
+    def find_longest_cache_hit(
+        self, block_hashes: Sequence[bytes], max_cache_hit_length: int
+    ) -> tuple[tuple[list[int], ...], int]:
+        """The longest hit that all groups can serve.
+
+        Args:
+            block_hashes: a request's.
+            max_cache_hit_length: tokens that it must not exceed.
+
+        Returns:
+            The table of the hit in each group, and its length: a multiple of `scheduler_block_size`.
+        """
+        length = self._longest(block_hashes, max_cache_hit_length)
+        tables = (manager.get_hit_blocks(block_hashes, length) for manager in self.single_type_managers)
+        return tuple(tables), length
+
+    def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
+        raise NotImplementedError(f"{type(self).__name__} must say how it looks for hits")
+
+
+class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
+    """Without prefix caching nothing is ever found."""
+
+    def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
+        return 0
+
+
+class UnitaryKVCacheCoordinator(KVCacheCoordinator):
+    """One group decides alone."""
+
+    def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
+        return self.single_type_managers[0].find_longest_cache_hit(block_hashes, max_length)
+
+
+class HybridKVCacheCoordinator(KVCacheCoordinator):
+    """Several groups, of any kinds and block sizes, must agree."""
+
+    def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
+        """Lower the length to what each group can serve, in turns, until all of them can serve the same.
+
+        No group ever passes over a length that all can serve, so that the longest of these is found. Groups
+        that can serve every shorter length, too, are asked first, as that is quick, and only once.
+        """
+        managers = sorted(self.single_type_managers, key=lambda manager: not manager.prefix_closed)
+        bounds: dict[int, int] = {}
+        length, agreeing = max_length, 0
+        for manager in cycle(managers):
+            group = manager.kv_cache_group_id
+            found = min(length, bounds[group]) if group in bounds else None
+            if found is None:
+                found = manager.find_longest_cache_hit(block_hashes, length)
+                if manager.prefix_closed:
+                    bounds[group] = found
+            agreeing = agreeing + 1 if found == length else 1
+            length = found
+            if agreeing == len(managers):
+                break
+        return length
+
+
+def get_kv_cache_coordinator(
+    kv_cache_config: KVCacheConfig,
+    limits: MemoryLimits,
+    *,
+    scheduler_block_size: int,
+    hash_block_size: int,
+    enable_caching: bool = True,
+    use_eagle: bool = False,
+    enable_kv_cache_events: bool = False,
+) -> KVCacheCoordinator:
+    """The coordinator for a configuration; arguments and refusals are `KVCacheCoordinator`'s."""
+    coordinator_class: type[KVCacheCoordinator] = HybridKVCacheCoordinator
+    if not enable_caching or not kv_cache_config.kv_cache_groups:
+        coordinator_class = KVCacheCoordinatorNoPrefixCache
+    elif len(kv_cache_config.kv_cache_groups) == 1:
+        coordinator_class = UnitaryKVCacheCoordinator
+    return coordinator_class(
+        kv_cache_config,
+        limits,
+        scheduler_block_size=scheduler_block_size,
+        hash_block_size=hash_block_size,
+        enable_caching=enable_caching,
+        use_eagle=use_eagle,
+        enable_kv_cache_events=enable_kv_cache_events,
+    )
+
+
+def _check_block_sizes(
+    kv_cache_config: KVCacheConfig, scheduler_block_size: int, hash_block_size: int, enable_caching: bool
+) -> None:
+    if scheduler_block_size < 1 or hash_block_size < 1 or scheduler_block_size % hash_block_size:
+        raise InvalidConfigError(
+            f"scheduler_block_size {scheduler_block_size} must be a multiple of hash_block_size "
+            f"{hash_block_size}, both at least 1"
+        )
+    for group in kv_cache_config.kv_cache_groups:
+        block_size = group.kv_cache_spec.block_size
+        layers = ", ".join(group.layer_names)
+        if scheduler_block_size % block_size:
+            raise InvalidConfigError(
+                f"scheduler_block_size {scheduler_block_size} must be a multiple of block_size {block_size} "
+                f"of the group of {layers}"
+            )
+        if enable_caching and block_size % hash_block_size:
+            raise InvalidConfigError(
+                f"block_size {block_size} of the group of {layers} must be a multiple of hash_block_size "
+                f"{hash_block_size} for prefix caching"
+            )

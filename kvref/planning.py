@@ -1,0 +1,448 @@
+"""Which layers share blocks, and how many blocks there are: the configuration of a KV cache.
+
+Layers of one *group* share block tables. All groups take their blocks from one pool, so that a block of one
+group must be as large as that of any other: pages are made equal first (`unify_kv_cache_spec_page_size`), and
+the groups have the same number of layers, as far as that goes. Then the layers that come first in each group
+share one tensor, those that come second another: a block is at any time in use by one group alone.
+
+If the layers form a single group there is nothing to share, and every layer has a tensor of its own.
+
+No plan depends on the order of the layers, but for which of equal layers go together.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import gcd, lcm
+from typing import Any
+
+from kvref.errors import InvalidConfigError, InvalidSpecError, SpecMergeError, UnregisteredSpecError
+from kvref.managers import SingleTypeKVCacheManager
+from kvref.registry import KVCacheSpecRegistry
+from kvref.specs import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MemoryLimits,
+    MLAAttentionSpec,
+    PaddedKVCacheSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+__all__ = [
+    "BlockSizeWarning",
+    "KVCacheConfig",
+    "KVCacheGroupSpec",
+    "KVCacheReport",
+    "KVCacheTensor",
+    "get_kv_cache_configs",
+    "get_kv_cache_groups",
+    "get_kv_cache_report",
+    "get_manager_for_kv_cache_spec",
+    "resolve_kv_cache_block_sizes",
+    "unify_kv_cache_spec_page_size",
+]
+
+LayerSpecs = Mapping[str, KVCacheSpec]
+
+
+class BlockSizeWarning(UserWarning):
+    """Making pages equal has made cache hits much coarser than the layers asked for."""
+
+
+@dataclass(frozen=True)
+class KVCacheTensor:
+    """Memory of layers that take turns to use its blocks, one of each group at most.
+
+    Raises:
+        InvalidConfigError: at construction, for no bytes or no layers.
+    """
+
+    size: int
+    """Bytes."""
+    shared_by: Sequence[str]
+    """Names of the layers."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shared_by", tuple(self.shared_by))
+        if self.size < 1 or not self.shared_by:
+            raise InvalidConfigError(f"a tensor of {self.size} bytes for layers {self.shared_by} is none")
+
+
+@dataclass(frozen=True)
+class KVCacheGroupSpec:
+    """Layers that share block tables.
+
+    Raises:
+        InvalidConfigError: at construction, for a layer given twice, or other layers than the spec's.
+    """
+
+    layer_names: Sequence[str]
+    """None on a worker that has no layer of the group."""
+    kv_cache_spec: KVCacheSpec
+    """Of each of the layers, or the composite of their specs."""
+    is_eagle_group: bool = False
+    """Whether draft layers that read one token ahead are among them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layer_names", tuple(self.layer_names))
+        _check_names("a group", self.layer_names)
+        if isinstance(self.kv_cache_spec, UniformTypeKVCacheSpecs):
+            known = set(self.kv_cache_spec.kv_cache_specs)
+            if known != set(self.layer_names):
+                raise InvalidConfigError(
+                    f"a group of layers {sorted(self.layer_names)} has a composite spec of {sorted(known)}"
+                )
+
+    def spec_of(self, layer_name: str) -> KVCacheSpec:
+        """The spec of one of the layers."""
+        spec = self.kv_cache_spec
+        return spec.kv_cache_specs[layer_name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+@dataclass(frozen=True)
+class KVCacheConfig:
+    """All that the scheduler and the workers must agree on.
+
+    Raises:
+        InvalidConfigError: at construction, for fewer than one block (the null block), a layer in two groups
+            or tensors, or a tensor that is not `num_blocks` pages of each of its layers.
+    """
+
+    num_blocks: int
+    """Blocks of the pool, the null block included."""
+    kv_cache_tensors: Sequence[KVCacheTensor]
+    """Memory of the layers; none where only the scheduler's side is wanted."""
+    kv_cache_groups: Sequence[KVCacheGroupSpec]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_cache_tensors", tuple(self.kv_cache_tensors))
+        object.__setattr__(self, "kv_cache_groups", tuple(self.kv_cache_groups))
+        if self.num_blocks < 1:
+            raise InvalidConfigError(f"num_blocks must be at least 1, the null block, not {self.num_blocks}")
+        groups = {name: group for group in self.kv_cache_groups for name in group.layer_names}
+        _check_names("groups", [name for group in self.kv_cache_groups for name in group.layer_names])
+        if not self.kv_cache_tensors:
+            return
+        stored = [name for tensor in self.kv_cache_tensors for name in tensor.shared_by]
+        _check_names("tensors", stored)
+        if set(stored) != set(groups):
+            raise InvalidConfigError(
+                f"layers of groups and tensors differ: {sorted(set(stored) ^ set(groups))} are only in one"
+            )
+        for tensor in self.kv_cache_tensors:
+            for name in tensor.shared_by:
+                page = groups[name].spec_of(name).page_size_bytes
+                if tensor.size != self.num_blocks * page:
+                    raise InvalidConfigError(
+                        f"layer {name!r} needs {self.num_blocks} pages of {page} bytes, but its tensor has "
+                        f"{tensor.size} bytes"
+                    )
+
+
+def get_manager_for_kv_cache_spec(kv_cache_spec: KVCacheSpec, **engine: Any) -> SingleTypeKVCacheManager:
+    """Construct the manager that is registered for a spec.
+
+    For a composite that is the manager of its layers' specs, given that of the most demanding layer, the
+    first by name if there are several.
+
+    Args:
+        engine: what `SingleTypeKVCacheManager` takes besides the spec.
+
+    Raises:
+        UnregisteredSpecError: there is none.
+        InvalidConfigError: the layers of a composite have several.
+    """
+    specs = [kv_cache_spec]
+    if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
+        specs = [spec for _, spec in sorted(kv_cache_spec.kv_cache_specs.items())]
+    managers = dict.fromkeys(KVCacheSpecRegistry.get_manager_class(spec) for spec in specs)
+    if len(managers) > 1:
+        names = sorted(str(manager and manager.__name__) for manager in managers)
+        raise InvalidConfigError(f"layers of one group have several managers: {', '.join(names)}")
+    [manager_class] = managers
+    if manager_class is None:
+        raise UnregisteredSpecError(
+            f"{type(specs[0]).__qualname__} has no manager: register it with @register_kv_cache_spec"
+        )
+    limits = engine.get("limits") or MemoryLimits(max_model_len=1, max_in_flight_tokens=0)
+    demanding = max(specs, key=lambda spec: _num_blocks_of_request(spec, limits)) if specs[1:] else specs[0]
+    return manager_class(demanding, **engine)
+
+
+def _check_names(what: str, names: Sequence[str]) -> None:
+    repeated = [name for name, times in Counter(names).items() if times > 1]
+    if repeated:
+        raise InvalidConfigError(f"{what} must have each layer once, not {', '.join(repeated)} several times")
+
+
+def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCacheSpec]:
+    """Make the pages of all layers as large as the largest.
+
+    A smaller page takes as many more tokens as fit, and is padded for the rest. It is only padded if it does
+    not depend on the block size (recurrent layers), if a platform has padded it, or if the sinks of the layer
+    would not fill larger blocks.
+
+    Raises:
+        InvalidConfigError: a layer's page cannot be made that large.
+    """
+    largest = max((spec.page_size_bytes for spec in kv_cache_spec.values()), default=0)
+    unified = {name: _with_page(name, spec, largest) for name, spec in kv_cache_spec.items()}
+    before = lcm(*(spec.block_size for spec in kv_cache_spec.values()))
+    after = lcm(*(spec.block_size for spec in unified.values()))
+    if after > 2 * before:
+        warnings.warn(
+            f"pages of {largest} bytes for all layers make cache hits multiples of {after} tokens, where the "
+            f"layers' own block sizes would make them multiples of {before}",
+            BlockSizeWarning,
+            stacklevel=2,
+        )
+    return unified
+
+
+def _with_page(layer_name: str, spec: KVCacheSpec, page: int) -> KVCacheSpec:
+    if spec.page_size_bytes == page:
+        return spec
+    padded = isinstance(spec, PaddedKVCacheSpec) and spec.page_size_padded is not None
+    try:
+        made = spec
+        block_size = page // spec.page_size_bytes * spec.block_size
+        sinks = spec.sink_len or 0 if isinstance(spec, SinkFullAttentionSpec) else 0
+        if isinstance(spec, AttentionSpec) and not padded and sinks % block_size == 0:
+            made = spec.copy_with_new_block_size(block_size)
+        if made.page_size_bytes != page and isinstance(made, PaddedKVCacheSpec):
+            made = replace(made, page_size_padded=page)
+    except InvalidSpecError as error:
+        raise InvalidConfigError(
+            f"layer {layer_name!r} cannot have pages of {page} bytes, like others: {error}"
+        ) from error
+    if made.page_size_bytes != page:
+        raise InvalidConfigError(
+            f"layer {layer_name!r} of class {type(spec).__name__} has pages of {spec.page_size_bytes} bytes, "
+            f"which cannot be made {page}, like those of others"
+        )
+    return made
+
+
+def get_kv_cache_groups(
+    kv_cache_spec: LayerSpecs, disable_hybrid_kv_cache_manager: bool = False
+) -> list[KVCacheGroupSpec]:
+    """Put layers into groups.
+
+    One group, if all specs merge, or are of one uniform type with one manager. Otherwise pages are made
+    equal, and each kind of layers is dealt out to groups of one size: that of the smallest kind, or of the
+    largest if that is less than half as much again, so that few places stay empty.
+
+    Args:
+        kv_cache_spec: spec of each layer by its name; substitutes are looked up in the registry.
+        disable_hybrid_kv_cache_manager: manage all layers as full attention, also those with a window or
+            chunk.
+
+    Raises:
+        UnregisteredSpecError: a layer's spec is not registered. Checked first.
+        InvalidConfigError: pages cannot be made equal; or the layers do not form one group, and must.
+    """
+    KVCacheSpecRegistry.check_kv_cache_spec_registry(kv_cache_spec)
+    specs = {name: KVCacheSpecRegistry.resolve(spec) for name, spec in kv_cache_spec.items()}
+    if disable_hybrid_kv_cache_manager:
+        specs = {name: _as_full_attention(spec) for name, spec in specs.items()}
+    if not specs:
+        return []
+    buckets = _mergeable(specs)
+    if len(buckets) == 1:
+        return [KVCacheGroupSpec(tuple(specs), _merged(specs.values()))]
+    composite = UniformTypeKVCacheSpecs.from_specs(specs)
+    if composite is not None and len({KVCacheSpecRegistry.get_manager_class(s) for s in specs.values()}) == 1:
+        return [KVCacheGroupSpec(tuple(specs), composite)]
+    if disable_hybrid_kv_cache_manager:
+        names = ", ".join(sorted({type(spec).__name__ for spec in specs.values()}))
+        raise InvalidConfigError(f"layers with {names} need several groups, which are disabled")
+    specs = unify_kv_cache_spec_page_size(specs)
+    buckets = _mergeable(specs)
+    smallest, largest = min(map(len, buckets)), max(map(len, buckets))
+    size = largest if 2 * largest < 3 * smallest else smallest
+    groups = []
+    for bucket in buckets:
+        count = -(-len(bucket) // size)
+        spec = _merged(specs[name] for name in bucket)
+        groups += [KVCacheGroupSpec(bucket[place::count], spec) for place in range(count)]
+    return groups
+
+
+def _mergeable(specs: LayerSpecs) -> list[list[str]]:
+    """The layers whose specs merge, together.
+
+    Specs that differ in nothing but what merging reconciles are put together if all of them merge, and else
+    only where they are equal: which of them merge in pairs would be a matter of order.
+    """
+    alike: dict[object, list[str]] = {}
+    for name, spec in specs.items():
+        rules = type(spec).merge_rules
+        compared = [field.name for field in fields(spec) if field.compare and field.name not in rules]
+        key = (type(spec), *(getattr(spec, field) for field in compared))
+        alike.setdefault(key, []).append(name)
+    buckets = []
+    for names in alike.values():
+        try:
+            _merged(specs[name] for name in names)
+            buckets.append(names)
+        except SpecMergeError:
+            equal: dict[KVCacheSpec, list[str]] = {}
+            for name in names:
+                equal.setdefault(specs[name], []).append(name)
+            buckets += equal.values()
+    return buckets
+
+
+def _merged(specs: Iterable[KVCacheSpec]) -> KVCacheSpec:
+    specs = list(specs)
+    return type(specs[0]).merge(specs)
+
+
+def _as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
+    """The same layer managed as full attention, if it is of a class whose fields are all known."""
+    if type(spec) not in (SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec):
+        return spec
+    full = MLAAttentionSpec if isinstance(spec, SlidingWindowMLASpec) else FullAttentionSpec
+    known = {field.name for field in fields(full)}
+    return full(**{field.name: getattr(spec, field.name) for field in fields(spec) if field.name in known})
+
+
+def get_kv_cache_configs(
+    kv_cache_specs: Sequence[LayerSpecs],
+    available_memory: Sequence[int],
+    limits: MemoryLimits,
+    disable_hybrid_kv_cache_manager: bool = False,
+    num_gpu_blocks_override: int | None = None,
+) -> list[KVCacheConfig]:
+    """Plan for several workers: with the same groups, in the same order, and the same number of blocks.
+
+    Args:
+        kv_cache_specs: for each worker the specs of its layers. A layer that several have is the same layer.
+        available_memory: for each worker the bytes that its tensors may take.
+        num_gpu_blocks_override: that many blocks, whatever the memory.
+
+    Returns:
+        For each worker its configuration, with its own layers only.
+
+    Raises:
+        UnregisteredSpecError: as `get_kv_cache_groups`.
+        InvalidConfigError: as there; or workers do not agree on a layer; or the blocks are too few for one
+            request of `limits.max_model_len` next to the null block.
+    """
+    layers: dict[str, KVCacheSpec] = {}
+    for specs in kv_cache_specs:
+        for name, spec in specs.items():
+            if layers.setdefault(name, spec) != spec:
+                raise InvalidConfigError(f"workers do not agree on layer {name!r}: {layers[name]} and {spec}")
+    groups = get_kv_cache_groups(layers, disable_hybrid_kv_cache_manager)
+    if len(available_memory) != len(kv_cache_specs):
+        raise InvalidConfigError(f"{len(kv_cache_specs)} workers, but memory of {len(available_memory)}")
+    plans = [_of_worker(groups, set(specs)) for specs in kv_cache_specs]
+    pages = [_tensor_pages(plan) for plan in plans]
+    num_blocks = 1
+    if groups:
+        block_bytes = [sum(page for page, _ in own) for own in pages]
+        budgets = [(memory, of) for memory, of in zip(available_memory, block_bytes, strict=True) if of]
+        num_blocks = min(memory // of for memory, of in budgets)
+        if num_gpu_blocks_override is not None:
+            num_blocks = num_gpu_blocks_override
+        needed = 1 + sum(_num_blocks_of_request(group.kv_cache_spec, limits) for group in groups)
+        if num_blocks < needed:
+            raise InvalidConfigError(
+                f"{num_blocks} blocks are too few for a request of max_model_len {limits.max_model_len}: "
+                f"it needs {needed} with the null block, {needed * max(block_bytes)} bytes on a worker; give "
+                "more memory, or lower max_model_len"
+            )
+    return [
+        KVCacheConfig(num_blocks, [KVCacheTensor(num_blocks * page, names) for page, names in own], plan)
+        for own, plan in zip(pages, plans, strict=True)
+    ]
+
+
+def _of_worker(groups: Sequence[KVCacheGroupSpec], own: set[str]) -> list[KVCacheGroupSpec]:
+    plan = []
+    for group in groups:
+        names = [name for name in group.layer_names if name in own]
+        spec = group.kv_cache_spec
+        if isinstance(spec, UniformTypeKVCacheSpecs) and len(names) < len(group.layer_names):
+            kept = {name: spec.kv_cache_specs[name] for name in names}
+            # A worker with none of the layers still has to know what kind of group it is.
+            spec = replace(spec, kv_cache_specs=kept) if kept else min(spec.kv_cache_specs.items())[1]
+        plan.append(replace(group, layer_names=names, kv_cache_spec=spec))
+    return plan
+
+
+def _tensor_pages(groups: Sequence[KVCacheGroupSpec]) -> list[tuple[int, list[str]]]:
+    """The size of a page, and the layers, of each tensor."""
+    if len(groups) == 1:
+        return [(groups[0].spec_of(name).page_size_bytes, [name]) for name in groups[0].layer_names]
+    rows = max((len(group.layer_names) for group in groups), default=0)
+    page = groups[0].kv_cache_spec.page_size_bytes if groups else 0
+    return [
+        (page, [group.layer_names[row] for group in groups if row < len(group.layer_names)])
+        for row in range(rows)
+    ]
+
+
+def _num_blocks_of_request(spec: KVCacheSpec, limits: MemoryLimits) -> int:
+    return -(-spec.max_memory_usage_bytes(limits) // spec.page_size_bytes)
+
+
+def _num_sink_blocks(spec: KVCacheSpec) -> int:
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return max(map(_num_sink_blocks, spec.kv_cache_specs.values()))
+    return (spec.sink_len or 0) // spec.block_size if isinstance(spec, SinkFullAttentionSpec) else 0
+
+
+def resolve_kv_cache_block_sizes(
+    kv_cache_groups: Sequence[KVCacheGroupSpec], enable_caching: bool = True
+) -> tuple[int, int]:
+    """The finest sizes that go with all groups: tokens of a scheduler block, and from one hash to the next.
+
+    Raises:
+        InvalidConfigError: there are no groups.
+    """
+    sizes = [group.kv_cache_spec.block_size for group in kv_cache_groups]
+    if not sizes:
+        raise InvalidConfigError("without groups there are no block sizes")
+    return lcm(*sizes), gcd(*sizes) if enable_caching else lcm(*sizes)
+
+
+@dataclass(frozen=True)
+class KVCacheReport:
+    """What a configuration amounts to."""
+
+    num_blocks: int
+    """Blocks that requests can hold: without the null block, and those set aside for sinks."""
+    num_blocks_per_request: int
+    """The most that one request of the longest length holds."""
+    num_bytes: int
+    """Of all tensors."""
+    max_concurrency: float
+    """How many requests of the longest length can run at once."""
+    num_tokens: int
+    """Tokens of that many requests."""
+
+
+def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
+    """Say what a configuration amounts to; nothing of it depends on the order of groups or layers."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    sinks = sum(map(_num_sink_blocks, specs))
+    usable = kv_cache_config.num_blocks - 1 - sinks
+    needed = sum(_num_blocks_of_request(spec, limits) for spec in specs) - sinks
+    concurrency = usable / needed if needed else float("inf")
+    return KVCacheReport(
+        num_blocks=usable,
+        num_blocks_per_request=needed,
+        num_bytes=sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors),
+        max_concurrency=concurrency,
+        num_tokens=usable * limits.max_model_len // needed if needed else 0,
+    )

@@ -18,16 +18,16 @@ KINDS = ("adapter", "salt", "items", "interleaved items", "item shapes", "embedd
 
 HASH_BLOCK_SIZES = st.sampled_from([4, 8, 16])
 
-TOKENS = st.one_of(st.integers(0, 3), st.sampled_from([255, 256, 65536, 128000]))
+TOKENS = st.sampled_from([0, 1, 2, 128000])
 PLACEHOLDER, SEPARATOR = 9, 8
 """Tokens where an embedding goes, and those between them."""
 
 NAMES = st.sampled_from(["cat", "dog", "cow"])
 SHAPES = ("x", "xx", "xxx", "xxxxxx", "x" * 11, "x-xx-x", "-xx-", "-----xx", "xx-----")
 """Placeholders of items: x is an embedding, - a separator."""
-INTERLEAVED = ("ab", "aab", "aabbaabb", "aaaaaab", "ab" * 6)
-"""Placeholders of two items that share them: an image sequence and its sound, say."""
-ROWS = st.sampled_from([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.5, -2.0]])
+INTERLEAVED = ("aab", "aabbaabb", "aaaaaab", "ab" * 6, "aab" * 6)
+"""Placeholders of two items that share them: a video and its sound, say."""
+ROWS = st.sampled_from([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 
 Piece = dict[str, Any]
 """A stretch of the prompt: its `tokens`, and the `items` or the `rows` in place of them."""
@@ -79,9 +79,26 @@ PIECES = {
 }
 
 
+def altered(draw: Draw, piece: Piece) -> Piece:
+    """The piece with one token, row or item in another's place, or nearly so."""
+    altered = {name: list(values) for name, values in piece.items()}
+    name = next(name for name in ("items", "rows", "tokens") if name in piece)
+    place = draw(st.integers(0, len(piece[name]) - 1))
+    if name == "items":
+        item = piece["items"][place]
+        _, dot, shape = item["id"].partition(".")
+        altered["items"][place] = {**item, "id": draw(NAMES) + dot + shape}
+        if not dot:
+            mask = item["is_embed"] or [True] * item["length"]
+            altered["items"][place] = {**item, "is_embed": draw(st.permutations(mask))}
+    else:
+        altered[name][place] = draw(ROWS if name == "rows" else TOKENS)
+    return altered
+
+
 def pieces(draw: Draw, kind: str, count: int) -> list[Piece]:
     special = PIECES.get(kind, text_piece)
-    return [text_piece(draw) if draw(st.booleans()) else special(draw) for _ in range(count)]
+    return [draw(st.sampled_from([text_piece, special, special]))(draw) for _ in range(count)]
 
 
 def assembled(prompt: list[Piece], generated: list[int], **more: Any) -> Content:
@@ -100,11 +117,29 @@ def assembled(prompt: list[Piece], generated: list[int], **more: Any) -> Content
     return content
 
 
-def fields(draw: Draw, kind: str) -> dict[str, Any]:
+def fields(draw: Draw, kind: str, description: Description) -> dict[str, Any]:
     """Adapter and salt, where it is about these; a name may be that of either."""
-    if kind not in ("adapter", "salt"):
-        return {}
-    return {kind: draw(st.none() | NAMES)}
+    drawn = {"adapter": ("adapter",), "salt": ("salt", "adapter")}.get(kind, ())
+    return {name: draw(st.none() | NAMES) for name in drawn if takes(description, name)}
+
+
+def _only(**piece: list[Any]) -> Piece:
+    return {"tokens": [PLACEHOLDER], **piece}
+
+
+SINGLE: dict[str, list[Piece]] = {
+    "embeddings": [_only(rows=[[0.0, 0.0]]), _only(rows=[[1.0, 0.0]])],
+    "items": [_only(items=[_item(f"{name}.0", "x", "x")]) for name in ("cat", "dog")],
+    "item shapes": [
+        _only(items=[{"id": "cat", "offset": 0, "length": 1, "is_embed": mask}]) for mask in (None, [False])
+    ],
+}
+"""Pieces of one position, by kind, besides tokens."""
+
+
+def single(draw: Draw, kind: str) -> Piece:
+    tokens: list[Piece] = [{"tokens": [token]} for token in (0, 1)]
+    return draw(st.sampled_from(tokens + SINGLE.get(kind, [])))
 
 
 def filled(prompt: list[Piece], size: int) -> list[Piece]:
@@ -115,38 +150,50 @@ def filled(prompt: list[Piece], size: int) -> list[Piece]:
 
 def contents(draw: Draw, description: Description, size: int) -> Content:
     """A content of any kind the target takes, with at least so many tokens."""
-    kind = draw(st.sampled_from([kind for kind, reason in kinds(description).items() if reason is None]))
-    prompt = filled(pieces(draw, kind, draw(st.integers(1, 8))), size)
+    kind = draw(st.sampled_from([kind for kind in ("tokens", *KINDS) if takes(description, kind)]))
+    prompt = filled(pieces(draw, kind, draw(st.integers(1, 4))), size)
     generated = draw(st.lists(TOKENS, max_size=6))
-    return assembled(prompt, generated, **fields(draw, kind))
+    return assembled(prompt, generated, **fields(draw, kind, description))
 
 
-def pair(draw: Draw, kind: str, size: int) -> tuple[Content, Content]:
+def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Content, Content]:
     """Two contents of at least so many tokens, which differ in a piece, their order, the end, or a field.
 
     Or not at all. What was generated for one of them may be in the other's prompt.
     """
-    first = pieces(draw, kind, draw(st.integers(1, 8)))
-    second = list(first)
+    first = pieces(draw, kind, draw(st.integers(1, 4)))
     place = draw(st.integers(0, len(first) - 1))
-    match draw(st.sampled_from(["same", "piece", "order", "end"])):
-        case "piece":
-            second[place : place + 1] = pieces(draw, kind, 1)
+    match draw(st.sampled_from(["altered", "altered", "replaced", "order", "end", "plain"])):
+        case "altered":
+            second = [*first[:place], altered(draw, first[place]), *first[place + 1 :]]
+        case "replaced":
+            # By something of the same length, so that all the rest stays where it was.
+            second = [*first[:place], single(draw, kind), *first[place:]]
+            first = [*first[:place], single(draw, kind), *first[place:]]
         case "order":
-            second[place : place + 2] = reversed(second[place : place + 2])
+            second = [*first[:place], *reversed(first[place : place + 2]), *first[place + 2 :]]
         case "end":
-            second[place + 1 :] = pieces(draw, kind, draw(st.integers(1, 3)))
+            second = [*first[: place + 1], *pieces(draw, kind, draw(st.integers(1, 3)))]
+        case _:
+            # Nothing but tokens at first.
+            beginning = filled([text_piece(draw)], size)
+            first, second = [*beginning, text_piece(draw)], [*beginning, *first]
     generated = draw(st.lists(TOKENS, max_size=8))
     moved = draw(st.booleans())
-    one = assembled(filled(first, size), generated, **fields(draw, kind))
-    second = [*filled(second, size), {"tokens": generated if moved else []}]
-    return one, assembled(second, [] if moved else generated, **fields(draw, kind))
+    return (
+        assembled(filled(first, size), generated, **fields(draw, kind, description)),
+        assembled(
+            [*filled(second, size), {"tokens": generated if moved else []}],
+            [] if moved else generated,
+            **fields(draw, kind, description),
+        ),
+    )
 
 
 def compare(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Hash two contents."""
     size = draw(HASH_BLOCK_SIZES)
-    for content in pair(draw, subject, size):
+    for content in pair(draw, description, subject, size):
         stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
 
 
@@ -172,11 +219,16 @@ def processes(draw: Draw, stage: Stage, description: Description, subject: str) 
     stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
 
 
+def takes(description: Description, kind: str) -> bool:
+    return kind == "tokens" or kind in description["capabilities"].get("contents", [])
+
+
 def kinds(description: Description) -> Subjects:
     """Tokens, and whatever else there is, with the reason why it is left out where it is."""
-    taken = description["capabilities"].get("contents", [])
-    reasons = {kind: None if kind in taken else "the target does not take it" for kind in KINDS}
-    return {"tokens": None, **reasons}
+    return {
+        kind: None if takes(description, kind) else f"the target takes no {kind}"
+        for kind in ("tokens", *KINDS)
+    }
 
 
 def one_subject(description: Description) -> Subjects:
@@ -184,7 +236,7 @@ def one_subject(description: Description) -> Subjects:
 
 
 WORKLOADS = [
-    Workload("contents.pairs", ("hashing",), kinds, compare),
+    Workload("contents.pairs", ("hashing",), kinds, compare, weight=1.5),
     Workload("contents.sizes", ("hashing", "hashing.keys"), one_subject, sizes, weight=0.5),
     Workload(
         "contents.processes",

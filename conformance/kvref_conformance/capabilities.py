@@ -34,6 +34,17 @@ CAPABILITIES = {
             "the block sizes, in tokens, that its spec classes take; no others are drawn",
         ),
         Capability(
+            "contents",
+            {
+                "type": "array",
+                "items": {
+                    "enum": ["adapter", "salt", "items", "interleaved items", "item shapes", "embeddings"]
+                },
+                "uniqueItems": True,
+            },
+            "the kinds of content, besides tokens, that requests may have; no others are drawn",
+        ),
+        Capability(
             "never_pads",
             {"type": "boolean"},
             "whether every spec refuses `page_size_padded`; `spec.padding-honoured` then asks for it",

@@ -61,7 +61,7 @@ def _is_answer(operation: str, value: Any) -> bool:
                 and isinstance(value.get("fields"), dict)
                 and isinstance(value.get("page_size_bytes"), int | float)
             )
-        case "registry.define_spec":
+        case "registry.define_spec" | "hashing.block_hashes" | "hashing.keys":
             return isinstance(value, list) and all(isinstance(name, str) for name in value)
         case "registry.lookup":
             return (

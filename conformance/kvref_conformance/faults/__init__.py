@@ -38,6 +38,10 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.plugin:override_not_reached": "drift.hook-reached",
     "kvref_conformance.faults.plugin:parameter_added_by_override": "drift.signature",
     "kvref_conformance.faults.plugin:patch_of_a_name_imported_before": "drift.patch-target",
+    "kvref_conformance.faults.hashes:items_hashed_by_name_alone": "hash.injective",
+    "kvref_conformance.faults.hashes:items_of_the_whole_prompt_hashed": "hash.shared",
+    "kvref_conformance.faults.hashes:key_of_the_first_hash_block": "hash.granularity",
+    "kvref_conformance.faults.hashes:adapter_hashed_by_python": "hash.stable-across-processes",
     "kvref_conformance.faults.target:merge_ends_the_process": "target.answers",
 }
 """Target name of each fault, and the one law that it breaks."""

@@ -58,6 +58,11 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
             return "look up every spec class"
         case {"op": "registry.check", "args": {"layers": dict() as layers}}:
             return f"check that the layers {_mapping(layers, ': ', labels)} are registered"
+        case {"op": "hashing.block_hashes", "args": {"content": dict() as content, "hash_block_size": size}}:
+            return f"hash every {_value(size)} tokens of a request with {_content(content)}"
+        case {"op": "hashing.keys", "args": {"content": dict() as content, "block_size": size, **rest}}:
+            told = f"hashed every {_value(rest.get('hash_block_size'))}, with {_content(content)}"
+            return f"the keys of blocks of {_value(size)} tokens of a request, {told}"
         case {"op": operation, "args": dict() as arguments}:
             return f"{operation}({_mapping(arguments, '=', labels)})"
     return repr(op)
@@ -133,6 +138,12 @@ def _registration(registration: Mapping[str, Any]) -> str:
 
 def _mapping(items: Mapping[str, Any], joint: str, labels: Labels | None = None) -> str:
     return ", ".join(f"{key}{joint}{_spec(value, labels or {})}" for key, value in items.items())
+
+
+def _content(content: Mapping[str, Any]) -> str:
+    """What a request consists of: all of its tokens, since which of them differs may be the point."""
+    tokens = f"tokens {content.get('tokens')!r}"
+    return ", ".join([tokens, *(f"{name} {value!r}" for name, value in content.items() if name != "tokens")])
 
 
 def _value(value: Any) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import kvref
-from kvref.target import DriftPart, Json, PluginInfo, RegistryPart, SpecsPart
-from kvref_conformance.targets.reference import drift, registry, specs
+from kvref.target import DriftPart, HashingPart, Json, PluginInfo, RegistryPart, SpecsPart
+from kvref_conformance.targets.reference import drift, hashing, registry, specs
 
 
 class ReferenceTarget:
@@ -15,10 +15,13 @@ class ReferenceTarget:
 
     name = "reference"
     version = kvref.__version__
-    capabilities: Mapping[str, Json] = MappingProxyType({"quant_scales": True, "override": True})
+    capabilities: Mapping[str, Json] = MappingProxyType(
+        {"quant_scales": True, "override": True, "contents": hashing.CONTENTS}
+    )
     specs: SpecsPart = specs
     registry: RegistryPart = registry
     drift: DriftPart = drift
+    hashing: HashingPart = hashing
 
     @property
     def plugin(self) -> PluginInfo | None:

@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 import vllm
 
-from kvref.target import DriftPart, Json, PluginInfo, RegistryPart, SpecsPart
+from kvref.target import DriftPart, HashingPart, Json, PluginInfo, RegistryPart, SpecsPart
 from kvref_conformance.targets.codec import foreign
 from kvref_conformance.targets.plugins import plugin_is_left_out
-from kvref_conformance.targets.vllm import drift, registry, specs
+from kvref_conformance.targets.vllm import drift, hashing, registry, specs
 from kvref_conformance.targets.vllm.plugin import Plugin, info
 
 
@@ -19,10 +19,13 @@ class VllmTarget:
     """Parts of the vLLM that this process imports; version as vLLM itself tells it."""
 
     name = "vllm"
-    capabilities: Mapping[str, Json] = MappingProxyType({"override": True} if registry.can_override() else {})
+    capabilities: Mapping[str, Json] = MappingProxyType(
+        {"contents": hashing.CONTENTS, **({"override": True} if registry.can_override() else {})}
+    )
     specs: SpecsPart = specs
     registry: RegistryPart = registry
     drift: DriftPart = drift
+    hashing: HashingPart = hashing
 
     def __init__(self, plugin: Plugin | None = None) -> None:
         self._plugin = plugin

@@ -1,0 +1,208 @@
+"""Laws of block hashes: what the name of a block says about the KV in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.results import Level
+
+Hashed = tuple[dict[str, Any], int, str]
+"""A content, a number of tokens, and the hash of as many of its tokens."""
+
+
+def hashed(events: list[Event]) -> list[list[Hashed]]:
+    """For each request hashed, what its hashes are of."""
+    answered = [
+        event for event in events if event["op"] == "hashing.block_hashes" and "value" in event["outcome"]
+    ]
+    return [
+        [
+            (event["args"]["content"], (place + 1) * event["args"]["hash_block_size"], each)
+            for place, each in enumerate(event["outcome"]["value"])
+        ]
+        for event in answered
+    ]
+
+
+def sources(content: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What the KV at each position is computed from: a token, an item's embedding, an embedding."""
+    found: list[tuple[Any, ...]] = [("token", token) for token in content["tokens"]]
+    for item in content.get("items", []):
+        mask = item["is_embed"] or [True] * item["length"]
+        places = [item["offset"] + place for place, embedded in enumerate(mask) if embedded]
+        for number, position in enumerate(places):
+            found[position] = ("item", item["id"], number)
+    for position, values in content.get("embeddings", {}).items():
+        found[int(position)] = ("embedding", *values)
+    return found
+
+
+def difference(first: dict[str, Any], other: dict[str, Any], tokens: int) -> tuple[str, str] | None:
+    """In what the KV of so many tokens differs: in short, and in words. None if in nothing."""
+    for name in ("adapter", "salt"):
+        values = first.get(name), other.get(name)
+        if values[0] != values[1]:
+            return name, f"{name} {values[0]!r} and {name} {values[1]!r}"
+    pairs = zip(sources(first)[:tokens], sources(other)[:tokens], strict=False)
+    for position, (one, two) in enumerate(pairs):
+        if one != two:
+            told = [f"{source[0]} {', '.join(map(repr, source[1:]))}" for source in (one, two)]
+            return " or ".join(sorted({one[0], two[0]})), f"{told[0]} and {told[1]} at position {position}"
+    return None
+
+
+def injective(runs: Runs) -> int:
+    """Requests with equal hashes have the same content as far as the hashes go."""
+    entries = [entry for request in hashed(runs[0]) for entry in request]
+    judged = 0
+    for place, (content, tokens, one) in enumerate(entries):
+        for other_content, other_tokens, two in entries[:place]:
+            if tokens != other_tokens:
+                differing: tuple[str, str] | None = (
+                    "number of tokens",
+                    f"{other_tokens} tokens and {tokens} tokens",
+                )
+            else:
+                differing = difference(other_content, content, tokens)
+            if differing is None:
+                continue
+            judged += 1
+            if one == two:
+                raise LawBroken(
+                    f"different hashes of different content: {differing[1]}",
+                    f"the same hash {one[:16]} of {other_tokens} and {tokens} tokens",
+                    (differing[0],),
+                )
+    return judged
+
+
+def written(content: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """Whatever of a content begins within so many tokens, as it was given."""
+    return {
+        "tokens": content["tokens"][:tokens],
+        "adapter": content.get("adapter"),
+        "salt": content.get("salt"),
+        "items": [item for item in content.get("items", []) if item["offset"] < tokens],
+        "embeddings": {
+            position: values
+            for position, values in content.get("embeddings", {}).items()
+            if int(position) < tokens
+        },
+    }
+
+
+def shared(runs: Runs) -> int:
+    """Requests that begin alike, item for item, have equal hashes as far as they do."""
+    requests = hashed(runs[0])
+    judged = 0
+    for place, request in enumerate(requests):
+        for other in requests[:place]:
+            for (content, tokens, one), (other_content, other_tokens, two) in zip(
+                request, other, strict=False
+            ):
+                if tokens != other_tokens or written(content, tokens) != written(other_content, tokens):
+                    continue
+                judged += 1
+                if one != two:
+                    rest = [
+                        name
+                        for name in ("items", "embeddings", "generated", "tokens")
+                        if content.get(name) != other_content.get(name)
+                    ]
+                    raise LawBroken(
+                        f"one hash of the same {tokens} tokens, whatever comes behind them",
+                        f"the hashes {two[:16]} and {one[:16]} of requests that differ elsewhere, in "
+                        + (", ".join(rest) or "nothing"),
+                        tuple(rest[:1]) or ("same",),
+                    )
+    return judged
+
+
+def granularity(runs: Runs) -> int:
+    """The key of a block is the chain hash at its end."""
+    chains: dict[int, list[str]] = {}
+    judged = 0
+    for event in runs[0]:
+        if "value" not in event["outcome"]:
+            continue
+        size, value = event["args"]["hash_block_size"], event["outcome"]["value"]
+        if event["op"] == "hashing.block_hashes":
+            chains[size] = value
+        elif event["op"] == "hashing.keys" and size in chains:
+            block_size = event["args"]["block_size"]
+            for place, key in enumerate(value):
+                end = (place + 1) * block_size
+                at_end = chains[size][: end // size][end // size - 1 :]
+                judged += 1
+                if [key] != at_end:
+                    raise LawBroken(
+                        f"the hash at {end} tokens, {at_end[0][:16] if at_end else 'which there is none'}, "
+                        f"as the key of block {place} of {block_size} tokens",
+                        key[:16],
+                    )
+    return judged
+
+
+def stable_across_processes(runs: Runs) -> int:
+    """Another process computes the same hashes of the same content."""
+    if len(runs) < 2:
+        return 0
+    judged = 0
+    for first, other in zip(hashed(runs[0]), hashed(runs[1]), strict=False):
+        for (content, tokens, one), (same, _, two) in zip(first, other, strict=False):
+            if content != same:
+                continue
+            judged += 1
+            if one != two:
+                raise LawBroken(
+                    f"in every process the same hash of the same {tokens} tokens",
+                    f"{one[:16]} in one, {two[:16]} in another",
+                )
+    return judged
+
+
+LAWS = [
+    Law(
+        id="hash.injective",
+        level=Level.SAFETY,
+        statement=(
+            "Equal block hashes up to a boundary mean equal KV content up to it: tokens, adapters, salts, "
+            "multimodal items, embeddings and where they are, whatever the target takes."
+        ),
+        why="A request is given the KV of another one's content, and answers about what it was never shown.",
+        sources=("vLLM's design of prefix caching",),
+        workload="contents.pairs",
+        check=injective,
+    ),
+    Law(
+        id="hash.shared",
+        level=Level.ROBUSTNESS,
+        statement="Equal content up to a boundary gives equal hashes, whatever comes behind it.",
+        why="What is in the cache is not found, and is computed again.",
+        sources=("vLLM's design of prefix caching",),
+        workload="contents.pairs",
+        check=shared,
+    ),
+    Law(
+        id="hash.granularity",
+        level=Level.SAFETY,
+        statement=(
+            "The key of block i of size B is the chain hash at (i+1)B tokens, for every hash block size that "
+            "divides B."
+        ),
+        why="Groups with different block sizes find blocks that end elsewhere, or hold other content.",
+        sources=("vLLM's design of prefix caching",),
+        workload="contents.sizes",
+        check=granularity,
+    ),
+    Law(
+        id="hash.stable-across-processes",
+        level=Level.SAFETY,
+        statement="With the seed the target documents, two processes compute the same hashes.",
+        why="Engines that share a cache, or a router that predicts hits, never find anything.",
+        sources=("vLLM's design of prefix caching",),
+        workload="contents.processes",
+        check=stable_across_processes,
+    ),
+]

@@ -1,0 +1,96 @@
+"""Operations on vLLM's block hashes. Imports vLLM alone, and is copied into stand-alone programs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.request import Request
+
+from kvref.target import Content
+
+# Two requests with the same item have it in the same shape: the item's hash covers what decides its shape.
+# Embeddings beside tokens are not possible in every version.
+CONTENTS = ["adapter", "salt", "items", "interleaved items"]
+if "prompt_is_token_ids" in inspect.signature(Request).parameters:
+    CONTENTS.append("embeddings")
+
+
+def text(value: str | None) -> Any:
+    """The string as a new object, as each is that an engine gets from its front end."""
+    return None if value is None else value.encode().decode()
+
+
+def features_of(content: Content) -> list[Any]:
+    return [
+        MultiModalFeatureSpec(
+            data=None,
+            modality="image",
+            identifier=text(item["id"]),
+            mm_position=PlaceholderRange(
+                offset=item["offset"],
+                length=item["length"],
+                is_embed=None if item["is_embed"] is None else torch.tensor(item["is_embed"]),
+            ),
+        )
+        for item in content.get("items", ())
+    ]
+
+
+def embeddings_of(content: Content, prompt: list[int]) -> dict[str, Any]:
+    """The prompt as a request takes it: embeddings alone, or beside tokens with rows of zeros for these."""
+    embeddings = content.get("embeddings", {})
+    if not embeddings:
+        return {"prompt_token_ids": prompt}
+    width = len(next(iter(embeddings.values())))
+    rows = [embeddings.get(str(position), [0.0] * width) for position in range(len(prompt))]
+    are_tokens = [str(position) not in embeddings for position in range(len(prompt))]
+    if not any(are_tokens):
+        return {"prompt_token_ids": None, "prompt_embeds": torch.tensor(rows)}
+    return {
+        "prompt_token_ids": prompt,
+        "prompt_embeds": torch.tensor(rows),
+        "prompt_is_token_ids": are_tokens,
+    }
+
+
+def request_of(content: Content, hash_block_size: int) -> Any:
+    tokens, generated = content["tokens"], content.get("generated", 0)
+    kv_cache_utils.init_none_hash(sha256)
+    adapter = content.get("adapter")
+    request = Request(
+        request_id="request",
+        sampling_params=SamplingParams(max_tokens=16),
+        pooling_params=None,
+        mm_features=features_of(content),
+        lora_request=adapter
+        and LoRARequest(
+            lora_name=text(adapter),
+            lora_int_id=int.from_bytes(adapter.encode(), "big") + 1,
+            lora_path=f"/adapters/{adapter}",
+        ),
+        cache_salt=text(content.get("salt")),
+        block_hasher=kv_cache_utils.get_request_block_hasher(hash_block_size, sha256),
+        **embeddings_of(content, tokens[: len(tokens) - generated]),
+    )
+    for token in tokens[len(tokens) - generated :]:
+        request.append_output_token_ids(token)
+    return request
+
+
+def block_hashes(content: Content, hash_block_size: int) -> list[str]:
+    return [each.hex() for each in request_of(content, hash_block_size).block_hashes]
+
+
+def keys(content: Content, hash_block_size: int, block_size: int) -> list[str]:
+    chain = request_of(content, hash_block_size).block_hashes
+    if block_size == hash_block_size:
+        return [each.hex() for each in chain]
+    view = kv_cache_utils.BlockHashListWithBlockSize(chain, hash_block_size, block_size)
+    return [view[place].hex() for place in range(len(view))]

@@ -1,0 +1,251 @@
+"""What requests consist of: pairs that share a beginning and differ in one thing, block sizes, processes.
+
+Contents are such as engines get: an item has one shape wherever it occurs (but for `item shapes`), its
+placeholders are special tokens, and items and embeddings stand in the prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvref.target import Content
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+
+KINDS = ("adapter", "salt", "items", "interleaved items", "item shapes", "embeddings")
+"""What the capability `contents` may name; every target takes tokens."""
+
+HASH_BLOCK_SIZES = st.sampled_from([4, 8, 16])
+
+TOKENS = st.sampled_from([0, 1, 2, 128000])
+PLACEHOLDER, SEPARATOR = 9, 8
+"""Tokens where an embedding goes, and those between them."""
+
+NAMES = st.sampled_from(["cat", "dog", "cow"])
+SHAPES = ("x", "xx", "xxx", "xxxxxx", "x" * 11, "x-xx-x", "-xx-", "-----xx", "xx-----")
+"""Placeholders of items: x is an embedding, - a separator."""
+INTERLEAVED = ("aabbaabb", "aab", "aaaaaab", "ab" * 6, "aab" * 7)
+"""Placeholders of two items that share them: a video and its sound, say."""
+ROWS = st.sampled_from([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+
+Piece = dict[str, Any]
+"""A stretch of the prompt: its `tokens`, and the `items` or the `rows` in place of them."""
+
+
+def text_piece(draw: Draw) -> Piece:
+    return {"tokens": draw(st.lists(TOKENS, min_size=1, max_size=6))}
+
+
+def _item(name: str, shape: str, embedded: str) -> dict[str, Any]:
+    mask = [mark == embedded for mark in shape]
+    return {"id": name, "offset": 0, "length": len(shape), "is_embed": None if all(mask) else mask}
+
+
+def item_piece(draw: Draw) -> Piece:
+    """One item; its id tells its shape, too."""
+    shape = draw(st.sampled_from(SHAPES))
+    tokens = [PLACEHOLDER if mark == "x" else SEPARATOR for mark in shape]
+    return {"tokens": tokens, "items": [_item(f"{draw(NAMES)}.{SHAPES.index(shape)}", shape, "x")]}
+
+
+def interleaved_piece(draw: Draw) -> Piece:
+    """Two items whose embeddings alternate within the same placeholders."""
+    shape = draw(st.sampled_from(INTERLEAVED))
+    tokens = [PLACEHOLDER if mark == "a" else PLACEHOLDER + 1 for mark in shape]
+    number = INTERLEAVED.index(shape)
+    items = [_item(f"{draw(NAMES)}.{kind}{number}", shape, kind) for kind in "ab"]
+    return {"tokens": tokens, "items": items}
+
+
+def shape_piece(draw: Draw) -> Piece:
+    """One item of any shape; the id does not tell it."""
+    length = draw(st.integers(1, 8))
+    mask = draw(st.none() | st.lists(st.booleans(), min_size=length, max_size=length))
+    item = {"id": draw(NAMES), "offset": 0, "length": length, "is_embed": mask}
+    return {"tokens": [PLACEHOLDER] * length, "items": [item]}
+
+
+def embeddings_piece(draw: Draw) -> Piece:
+    rows = draw(st.lists(ROWS, min_size=1, max_size=6))
+    return {"tokens": [PLACEHOLDER] * len(rows), "rows": rows}
+
+
+PIECES = {
+    "items": item_piece,
+    "interleaved items": interleaved_piece,
+    "item shapes": shape_piece,
+    "embeddings": embeddings_piece,
+}
+
+
+def altered(draw: Draw, piece: Piece) -> Piece:
+    """The piece with one token, row or item in another's place, or nearly so."""
+    altered = {name: list(values) for name, values in piece.items()}
+    name = next(name for name in ("items", "rows", "tokens") if name in piece)
+    place = draw(st.integers(0, len(piece[name]) - 1))
+    if name == "items":
+        item = piece["items"][place]
+        _, dot, shape = item["id"].partition(".")
+        altered["items"][place] = {**item, "id": draw(NAMES) + dot + shape}
+        if not dot:
+            mask = item["is_embed"] or [True] * item["length"]
+            altered["items"][place] = {**item, "is_embed": draw(st.permutations(mask))}
+    else:
+        altered[name][place] = draw(ROWS if name == "rows" else TOKENS)
+    return altered
+
+
+def pieces(draw: Draw, kind: str, count: int) -> list[Piece]:
+    special = PIECES.get(kind, text_piece)
+    return [draw(st.sampled_from([text_piece, special, special]))(draw) for _ in range(count)]
+
+
+def assembled(prompt: list[Piece], generated: list[int], **more: Any) -> Content:
+    """The content of a request with these pieces as its prompt, and these tokens after it."""
+    tokens: list[int] = []
+    items: list[dict[str, Any]] = []
+    embeddings: dict[str, list[float]] = {}
+    for piece in prompt:
+        items += [{**item, "offset": len(tokens)} for item in piece.get("items", ())]
+        for place, row in enumerate(piece.get("rows", ())):
+            embeddings[str(len(tokens) + place)] = row
+        tokens += piece["tokens"]
+    content: Content = {"tokens": tokens + generated}
+    given = {"generated": len(generated), "items": items, "embeddings": embeddings, **more}
+    content.update({name: value for name, value in given.items() if value})  # type: ignore[typeddict-item]
+    return content
+
+
+def fields(draw: Draw, kind: str, description: Description) -> dict[str, Any]:
+    """Adapter and salt, where it is about these; a name may be that of either."""
+    drawn = {"adapter": ("adapter",), "salt": ("salt", "adapter")}.get(kind, ())
+    return {name: draw(st.none() | NAMES) for name in drawn if takes(description, name)}
+
+
+def _only(**piece: list[Any]) -> Piece:
+    return {"tokens": [PLACEHOLDER], **piece}
+
+
+SINGLE: dict[str, list[Piece]] = {
+    "embeddings": [_only(rows=[[0.0, 0.0]]), _only(rows=[[1.0, 0.0]])],
+    "items": [_only(items=[_item(f"{name}.0", "x", "x")]) for name in ("cat", "dog")],
+    "item shapes": [
+        _only(items=[{"id": "cat", "offset": 0, "length": 1, "is_embed": mask}]) for mask in (None, [False])
+    ],
+}
+"""Pieces of one position, by kind, besides tokens."""
+
+
+def single(draw: Draw, kind: str) -> Piece:
+    tokens: list[Piece] = [{"tokens": [token]} for token in (0, 1)]
+    return draw(st.sampled_from(tokens + SINGLE.get(kind, [])))
+
+
+def filled(prompt: list[Piece], size: int) -> list[Piece]:
+    """The pieces, and tokens behind them if they are too few for a block of this size."""
+    missing = size - sum(len(piece["tokens"]) for piece in prompt)
+    return [*prompt, {"tokens": [0] * missing}] if missing > 0 else prompt
+
+
+def contents(draw: Draw, description: Description, size: int) -> Content:
+    """A content of any kind the target takes, with at least so many tokens."""
+    kind = draw(st.sampled_from([kind for kind in ("tokens", *KINDS) if takes(description, kind)]))
+    prompt = filled(pieces(draw, kind, draw(st.integers(1, 4))), size)
+    generated = draw(st.lists(TOKENS, max_size=6))
+    return assembled(prompt, generated, **fields(draw, kind, description))
+
+
+def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Content, Content]:
+    """Two contents of at least so many tokens, which differ in a piece, their order, the end, or a field.
+
+    Or not at all. What was generated for one of them may be in the other's prompt.
+    """
+    first = pieces(draw, kind, draw(st.integers(1, 4)))
+    place = draw(st.integers(0, len(first) - 1))
+    match draw(st.sampled_from(["altered", "altered", "replaced", "replaced", "order", "end", "plain"])):
+        case "altered":
+            place = draw(st.sampled_from([n for n, piece in enumerate(first) if len(piece) > 1] or [place]))
+            second = [*first[:place], altered(draw, first[place]), *first[place + 1 :]]
+        case "replaced":
+            # By something of the same length, so that all the rest stays where it was.
+            second = [*first[:place], single(draw, kind), *first[place:]]
+            first = [*first[:place], single(draw, kind), *first[place:]]
+        case "order":
+            second = [*first[:place], *reversed(first[place : place + 2]), *first[place + 2 :]]
+        case "end":
+            second = [*first[: place + 1], *pieces(draw, kind, draw(st.integers(1, 3)))]
+        case _:
+            # Nothing but tokens at first.
+            beginning = filled([text_piece(draw)], size)
+            first, second = [*beginning, text_piece(draw)], [*beginning, *first]
+    generated = draw(st.lists(TOKENS, max_size=8))
+    moved = draw(st.booleans())
+    return (
+        assembled(filled(first, size), generated, **fields(draw, kind, description)),
+        assembled(
+            [*filled(second, size), {"tokens": generated if moved else []}],
+            [] if moved else generated,
+            **fields(draw, kind, description),
+        ),
+    )
+
+
+def compare(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Hash two contents."""
+    size = draw(HASH_BLOCK_SIZES)
+    for content in pair(draw, description, subject, size):
+        stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
+
+
+def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Hash a content, and ask for the keys of larger blocks."""
+    size = draw(HASH_BLOCK_SIZES)
+    multiple = draw(st.integers(1, 4))
+    content = contents(draw, description, size * multiple)
+    stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
+    stage.perform("hashing.keys", content=content, hash_block_size=size, block_size=size * multiple)
+
+
+OTHER_PROCESS = "-R"
+"""A process that imports the target anew, in which Python's own hashes are others."""
+
+
+def processes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Hash a content in one process and in another."""
+    size = draw(HASH_BLOCK_SIZES)
+    content = contents(draw, description, size)
+    stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
+    stage.fresh(OTHER_PROCESS)
+    stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
+
+
+def takes(description: Description, kind: str) -> bool:
+    return kind == "tokens" or kind in description["capabilities"].get("contents", [])
+
+
+def kinds(description: Description) -> Subjects:
+    """Tokens, and whatever else there is, with the reason why it is left out where it is."""
+    return {
+        kind: None if takes(description, kind) else f"the target takes no {kind}"
+        for kind in ("tokens", *KINDS)
+    }
+
+
+def one_subject(description: Description) -> Subjects:
+    return {"contents": None}
+
+
+WORKLOADS = [
+    Workload("contents.pairs", ("hashing",), kinds, compare, weight=2),
+    Workload("contents.sizes", ("hashing", "hashing.keys"), one_subject, sizes, weight=0.5),
+    Workload(
+        "contents.processes",
+        ("hashing",),
+        one_subject,
+        processes,
+        isolated=True,
+        flags=(OTHER_PROCESS,),
+        weight=0.2,
+    ),
+]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import kvref
-from kvref.target import DriftPart, Json, PluginInfo, RegistryPart, SpecsPart
-from kvref_conformance.targets.reference import drift, registry, specs
+from kvref.target import DriftPart, Json, PlannerPart, PluginInfo, RegistryPart, SpecsPart
+from kvref_conformance.targets.reference import drift, planner, registry, specs
 
 
 class ReferenceTarget:
@@ -19,6 +19,7 @@ class ReferenceTarget:
     specs: SpecsPart = specs
     registry: RegistryPart = registry
     drift: DriftPart = drift
+    planner: PlannerPart = planner
 
     @property
     def plugin(self) -> PluginInfo | None:

@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 import vllm
 
-from kvref.target import DriftPart, Json, PluginInfo, RegistryPart, SpecsPart
+from kvref.target import DriftPart, Json, PlannerPart, PluginInfo, RegistryPart, SpecsPart
 from kvref_conformance.targets.codec import foreign
 from kvref_conformance.targets.plugins import plugin_is_left_out
-from kvref_conformance.targets.vllm import drift, registry, specs
+from kvref_conformance.targets.vllm import drift, planner, registry, specs
 from kvref_conformance.targets.vllm.plugin import Plugin, info
 
 
@@ -23,6 +23,7 @@ class VllmTarget:
     specs: SpecsPart = specs
     registry: RegistryPart = registry
     drift: DriftPart = drift
+    planner: PlannerPart = planner
 
     def __init__(self, plugin: Plugin | None = None) -> None:
         self._plugin = plugin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -48,8 +49,8 @@ def _attention(draw: Draw) -> dict[str, Any]:
     return {
         "block_size": draw(st.sampled_from([16, 32])),
         "num_kv_heads": draw(st.sampled_from([1, 2])),
-        "head_size": draw(st.sampled_from([8, 16])),
-        "dtype": draw(st.sampled_from(["torch.float16", "torch.float32"])),
+        "head_size": 8,
+        "dtype": "torch.float16",
     }
 
 
@@ -57,6 +58,10 @@ def _other_heads(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
     """The same, or with heads of another number or size, as some models have in some layers."""
     changed = draw(st.sampled_from([{}, {"num_kv_heads": 4}, {"head_size": 64}, {"num_kv_heads": 3}]))
     return {**fields, **changed}
+
+
+def _perhaps_more_heads(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
+    return draw(st.sampled_from([fields, {**fields, "num_kv_heads": 4}]))
 
 
 def _full(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
@@ -91,6 +96,27 @@ def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
     # An index of the cache, which some models keep beside it.
     index = with_field(with_field(layer, "head_size", 132), "dtype", "torch.uint8")
     return [layer, draw(st.sampled_from([layer, index]))]
+
+
+def _drafted(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Latent attention with a draft model that has windows."""
+    [latent, index] = _latent(draw, stage, description)
+    heads = {
+        "block_size": latent["fields"]["block_size"],
+        "num_kv_heads": draw(st.sampled_from([1, 2, 8])),
+        "head_size": draw(st.sampled_from([64, 128])),
+        "dtype": "torch.float16",
+    }
+    return [latent, _spec(description, "SlidingWindowSpec", **heads, sliding_window=64), index]
+
+
+def _hidden(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Attention, and a layer that keeps hidden states of some layers for the user."""
+    fields = _attention(draw)
+    full = _spec(description, "FullAttentionSpec", **fields)
+    window = _spec(description, "SlidingWindowSpec", **fields, sliding_window=64)
+    kept = {**fields, "num_kv_heads": draw(st.sampled_from([1, 3])), "head_size": 64}
+    return [full, _spec(description, "HiddenStateCacheSpec", **kept), draw(st.sampled_from([full, window]))]
 
 
 def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
@@ -130,7 +156,7 @@ def _sinks(draw: Draw, stage: Stage, description: Description) -> list[SpecDescr
     fields = _attention(draw)
     return [
         _spec(description, "FullAttentionSpec", **fields),
-        _spec(description, "SinkFullAttentionSpec", **_other_heads(draw, fields), sink_len=128),
+        _spec(description, "SinkFullAttentionSpec", **_perhaps_more_heads(draw, fields), sink_len=128),
     ]
 
 
@@ -149,19 +175,20 @@ def _block_sizes(draw: Draw, stage: Stage, description: Description) -> list[Spe
     return [full, with_field(full, "block_size", draw(st.sampled_from([64, 48])))]
 
 
-def _vendor(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Full attention, some of it of a vendor's class."""
+def _vendor(name: str, draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Attention of one kind, some of it of a vendor's class."""
     fields = _attention(draw)
-    full = _spec(description, "FullAttentionSpec", **fields)
-    name = draw(st.sampled_from([VENDOR, LONE_VENDOR]))
+    base = draw(st.sampled_from(["FullAttentionSpec", "SlidingWindowSpec"]))
+    window = {"sliding_window": 64} if base == "SlidingWindowSpec" else {}
+    stock = _spec(description, base, **fields, **window)
     added = draw(st.sampled_from([{}, {"vendor_field": 0}]))
-    stage.perform("specs.derive", name=name, base="FullAttentionSpec", fields=added)
+    stage.perform("specs.derive", name=name, base=base, fields=added)
     if name == LONE_VENDOR:
-        entry = stage.perform("registry.lookup", spec=full).get("value") or {}
+        entry = stage.perform("registry.lookup", spec=stock).get("value") or {}
         if entry.get("manager"):
             stage.perform("registry.register", spec_class=name, manager=entry["manager"], base=None)
-    heads = _other_heads(draw, fields)
-    return [full, {"class": name, "fields": _spec(description, "FullAttentionSpec", **heads)["fields"]}]
+    heads = _perhaps_more_heads(draw, fields)
+    return [stock, {"class": name, "fields": _spec(description, base, **heads, **window)["fields"]}]
 
 
 FAMILIES = {
@@ -169,11 +196,14 @@ FAMILIES = {
     "windows": Family(("FullAttentionSpec", "SlidingWindowSpec"), _windows),
     "chunks": Family(("FullAttentionSpec", "ChunkedLocalAttentionSpec"), _chunks),
     "latent attention": Family(("MLAAttentionSpec",), _latent),
+    "latent attention with a draft": Family(("MLAAttentionSpec", "SlidingWindowSpec"), _drafted),
     "recurrent states": Family(("FullAttentionSpec", "MambaSpec"), _states),
     "sinks": Family(("FullAttentionSpec", "SinkFullAttentionSpec"), _sinks),
     "cross attention": Family(("FullAttentionSpec", "CrossAttentionSpec"), _cross),
     "block sizes": Family(("FullAttentionSpec",), _block_sizes),
-    "a vendor's layers": Family(("FullAttentionSpec",), _vendor),
+    "hidden states": Family(("FullAttentionSpec", "SlidingWindowSpec", "HiddenStateCacheSpec"), _hidden),
+    "a vendor's class": Family(("FullAttentionSpec", "SlidingWindowSpec"), partial(_vendor, VENDOR)),
+    "a vendor's own kind": Family(("FullAttentionSpec", "SlidingWindowSpec"), partial(_vendor, LONE_VENDOR)),
 }
 """By name, as subjects are."""
 
@@ -251,6 +281,6 @@ def _with_attention_base(description: Description) -> Subjects:
 _PARTS = ("specs", "specs.derive", "registry", "planner", "planner.groups", "planner.config")
 
 WORKLOADS = [
-    Workload("models.plans", _PARTS, _families, plans),
+    Workload("models.plans", _PARTS, _families, plans, weight=0.8),
     Workload("models.unregistered", _PARTS, _with_attention_base, unregistered, weight=0.2),
 ]

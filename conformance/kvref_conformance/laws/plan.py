@@ -186,19 +186,22 @@ def order_free(runs: Runs) -> int:
     if "error" in one:
         return 1
     first, second = per_layer(one["value"]), per_layer(other["value"])
+    differing = {}
     for spec in layers.values():
         alike = [name for name in layers if layers[name] == spec]
         mine = sorted((first[name] for name in alike if name in first), key=repr)
         others = sorted((second[name] for name in alike if name in second), key=repr)
         if mine != others:
-            pairs = [pair for pair in zip(mine, others, strict=False) if pair[0] != pair[1]]
-            raise LawBroken(
-                f"one plan for layers with a {spec['class']}, in whatever order all layers are",
-                " or ".join(map(plan_in_words, pairs[0]))
-                if pairs
-                else f"{len(mine)} or {len(others)} of them",
-                (mix(layers),),
-            )
+            differing.update(dict.fromkeys(alike, (spec, mine, others)))
+    if differing:
+        spec, mine, others = next(iter(differing.values()))
+        pairs = [pair for pair in zip(mine, others, strict=False) if pair[0] != pair[1]]
+        classes = mix({name: found[0] for name, found in differing.items()})
+        raise LawBroken(
+            f"one plan for layers with a {spec['class']}, in whatever order all layers are",
+            " or ".join(map(plan_in_words, pairs[0])) if pairs else f"{len(mine)} or {len(others)} of them",
+            (f"{what_differs(list(differing.values()))}, {classes}",),
+        )
     for what in ("num_blocks", "tensors"):
         if what in one["value"] and counted(one["value"][what]) != counted(other["value"][what]):
             raise LawBroken(
@@ -207,6 +210,15 @@ def order_free(runs: Runs) -> int:
                 (f"{what}, {mix(layers)}",),
             )
     return 1
+
+
+def what_differs(differing: list[tuple[Any, ...]]) -> str:
+    """The size of some group, else some manager, else nothing but specs."""
+    for what, places in (("groups", (3,)), ("managers", (1, 2))):
+        for _, mine, others in differing:
+            if any(sorted(str(m[p]) for m in mine) != sorted(str(o[p]) for o in others) for p in places):
+                return what
+    return "specs"
 
 
 def counted(value: Any) -> Any:

@@ -10,7 +10,7 @@ from unittest import mock
 from kvref import planning
 from kvref.planning import KVCacheConfig, KVCacheGroupSpec
 from kvref.registry import KVCacheSpecRegistry
-from kvref.specs import KVCacheSpec, UniformTypeKVCacheSpecs
+from kvref.specs import FullAttentionSpec, KVCacheSpec, UniformTypeKVCacheSpecs
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
@@ -57,10 +57,11 @@ def one_group_whatever_the_managers() -> ReferenceTarget:
 
 
 def pages_that_do_not_divide_left_alone() -> ReferenceTarget:
-    """A page of which the largest is no multiple stays as it is."""
+    """A page of full attention of which the largest is no multiple stays as it is."""
 
     def with_page(layer_name: str, spec: KVCacheSpec, page: int) -> KVCacheSpec:
-        return spec if page % spec.page_size_bytes else _with_page(layer_name, spec, page)
+        alone = type(spec) is FullAttentionSpec and page % spec.page_size_bytes
+        return spec if alone else _with_page(layer_name, spec, page)
 
     break_it(planning, "_with_page", with_page)
     return ReferenceTarget()

@@ -31,17 +31,23 @@ __all__ = [
     "Outcome",
     "Override",
     "Parameter",
+    "Plan",
+    "PlannedGroup",
+    "PlannedLayer",
+    "PlannerPart",
     "PluginInfo",
     "Races",
     "Registration",
     "RegistryEntry",
     "RegistryPart",
     "Replaced",
+    "SizedPlan",
     "SpecClassInfo",
     "SpecDescriptor",
     "SpecFacts",
     "SpecsPart",
     "Step",
+    "Storage",
     "Target",
     "Twins",
     "Unpickled",
@@ -240,6 +246,44 @@ class Content(TypedDict):
     """What takes the place of tokens of the prompt, by position. Not together with items."""
 
 
+class PlannedLayer(TypedDict):
+    """A layer within a plan: the spec that the plan has for it, and the manager of such specs."""
+
+    name: str
+    spec: SpecFacts
+    manager: str | None
+
+
+class PlannedGroup(TypedDict):
+    """Layers that share block tables, and the manager that allocates for all of them."""
+
+    layers: list[PlannedLayer]
+    manager: str | None
+
+
+class Plan(TypedDict):
+    """How layers are grouped. `given` tells what was handed to the planner, as it is when that is done."""
+
+    groups: list[PlannedGroup]
+    given: dict[str, SpecFacts]
+
+
+class Storage(TypedDict):
+    """Where a layer's pages are: that of block `b` starts at byte `offset + b * block_stride` of a tensor."""
+
+    tensor: int
+    offset: int
+    block_stride: int
+
+
+class SizedPlan(Plan):
+    """A plan with memory: blocks, the null block included; the bytes of each tensor; each layer's storage."""
+
+    num_blocks: int
+    tensors: list[int]
+    storage: dict[str, Storage]
+
+
 class Outcome(TypedDict, total=False):
     """What an operation answered: exactly one of `value`, `error`, `died`."""
 
@@ -365,6 +409,27 @@ class RegistryPart(Protocol):
         ...
 
 
+class PlannerPart(Protocol):
+    """What decides which layers share blocks, and how many there are.
+
+    `layers` has the spec of each layer by its name, in the order of the model.
+    """
+
+    def groups(self, layers: Mapping[str, SpecDescriptor]) -> Plan:
+        """Put the layers into groups, with pages of one size where that is needed."""
+        ...
+
+    def config(
+        self,
+        layers: Mapping[str, SpecDescriptor],
+        memory: int,
+        max_model_len: int,
+        max_in_flight_tokens: int,
+    ) -> SizedPlan:
+        """Do all that is done for one worker at start, which has `memory` bytes; the limits are in tokens."""
+        ...
+
+
 class DriftPart(Protocol):
     """How a plugin and the implementation it plugs into fit together."""
 
@@ -451,6 +516,9 @@ class Target(Protocol):
 
     @property
     def hashing(self) -> HashingPart | None: ...
+
+    @property
+    def planner(self) -> PlannerPart | None: ...
 
     @property
     def plugin(self) -> PluginInfo | None:

@@ -24,7 +24,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvref.target import DriftPart, HashingPart, RegistryPart, SpecsPart, Target
+from kvref.target import DriftPart, HashingPart, PlannerPart, RegistryPart, SpecsPart, Target
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.programs_runtime import how_it_ended
 from kvref_conformance.session import NotJudged, kill_group
@@ -270,7 +270,13 @@ def _short(value: object) -> str:
 def parts(target: Target) -> list[str]:
     """The parts of the target, each followed by those operations of the protocol that it has."""
     found = []
-    protocols = {"specs": SpecsPart, "registry": RegistryPart, "drift": DriftPart, "hashing": HashingPart}
+    protocols = {
+        "specs": SpecsPart,
+        "registry": RegistryPart,
+        "drift": DriftPart,
+        "planner": PlannerPart,
+        "hashing": HashingPart,
+    }
     for part, protocol in protocols.items():
         offered = getattr(target, part, None)
         if offered is not None:

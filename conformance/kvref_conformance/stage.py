@@ -55,11 +55,17 @@ def _is_answer(operation: str, value: Any) -> bool:
     """Whether the laws and workloads can work with it."""
     match operation:
         case "specs.build" | "specs.copy" | "specs.merge":
+            return _is_facts(value)
+        case "planner.groups":
+            return _is_plan(value)
+        case "planner.config":
             return (
-                isinstance(value, dict)
-                and isinstance(value.get("class"), str)
-                and isinstance(value.get("fields"), dict)
-                and isinstance(value.get("page_size_bytes"), int | float)
+                _is_plan(value)
+                and isinstance(value.get("num_blocks"), int)
+                and isinstance(value.get("tensors"), list)
+                and all(isinstance(size, int) for size in value["tensors"])
+                and isinstance(value.get("storage"), dict)
+                and all(_is_storage(place) for place in value["storage"].values())
             )
         case "registry.define_spec" | "hashing.block_hashes" | "hashing.keys":
             return isinstance(value, list) and all(isinstance(name, str) for name in value)
@@ -70,6 +76,44 @@ def _is_answer(operation: str, value: Any) -> bool:
                 and all(entry is None or isinstance(entry, str) for entry in value.values())
             )
     return True
+
+
+def _is_plan(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("given"), dict)
+        and all(_is_facts(spec) for spec in value["given"].values())
+        and isinstance(value.get("groups"), list)
+        and all(isinstance(group, dict) and _is_group(group) for group in value["groups"])
+    )
+
+
+def _is_group(group: dict[str, Any]) -> bool:
+    return (
+        "manager" in group
+        and isinstance(group.get("layers"), list)
+        and all(
+            isinstance(layer, dict)
+            and isinstance(layer.get("name"), str)
+            and "manager" in layer
+            and _is_facts(layer.get("spec"))
+            for layer in group["layers"]
+        )
+    )
+
+
+def _is_facts(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("class"), str)
+        and isinstance(value.get("fields"), dict)
+        and isinstance(value.get("page_size_bytes"), int | float)
+    )
+
+
+def _is_storage(value: Any) -> bool:
+    keys = ("tensor", "offset", "block_stride")
+    return isinstance(value, dict) and all(isinstance(value.get(key), int) for key in keys)
 
 
 class Stage:

@@ -1,6 +1,15 @@
 """Every workload, by name."""
 
-from kvref_strategies import contents, drift, registrations, spec_groups, spec_objects, spec_pages, specs
+from kvref_strategies import (
+    contents,
+    drift,
+    models,
+    registrations,
+    spec_groups,
+    spec_objects,
+    spec_pages,
+    specs,
+)
 from kvref_strategies.workload import Workload
 
 WORKLOADS: dict[str, Workload] = {
@@ -12,6 +21,7 @@ WORKLOADS: dict[str, Workload] = {
         *spec_groups.WORKLOADS,
         *registrations.WORKLOADS,
         *contents.WORKLOADS,
+        *models.WORKLOADS,
         *drift.WORKLOADS,
     )
 }

@@ -1,6 +1,6 @@
 """The catalogue of laws, in the order in which they are reported."""
 
-from kvref_conformance.laws import drift, hashes, registry, spec, spec_groups, spec_pages
+from kvref_conformance.laws import drift, hashes, plan, registry, spec, spec_groups, spec_pages
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.target import ANSWERS
 
@@ -10,9 +10,11 @@ LAWS: dict[str, Law] = {
     law.id: law
     for law in (
         *registry.LAWS,
+        plan.UNREGISTERED_REFUSED,
         *spec.LAWS,
         *spec_pages.LAWS,
         *spec_groups.LAWS,
+        *plan.LAWS,
         *hashes.LAWS,
         *drift.LAWS,
         ANSWERS,

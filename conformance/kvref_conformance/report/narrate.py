@@ -63,6 +63,11 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
         case {"op": "hashing.keys", "args": {"content": dict() as content, "block_size": size, **rest}}:
             told = f"hashed every {_value(rest.get('hash_block_size'))}, with {_content(content)}"
             return f"the keys of blocks of {_value(size)} tokens of a request, {told}"
+        case {"op": "planner.groups", "args": {"layers": dict() as layers}}:
+            return f"group the layers {_mapping(layers, ': ', labels)}"
+        case {"op": "planner.config", "args": {"layers": dict() as layers, **limits}}:
+            told = _mapping({str(name): value for name, value in limits.items()}, "=")
+            return f"plan the layers {_mapping(layers, ': ', labels)} with {told}"
         case {"op": operation, "args": dict() as arguments}:
             return f"{operation}({_mapping(arguments, '=', labels)})"
     return repr(op)
@@ -136,6 +141,20 @@ def _registration(registration: Mapping[str, Any]) -> str:
     return f"{told} (base {base})" if base else told
 
 
+def _group(group: Mapping[str, Any]) -> str:
+    """A planned group; layers with the same spec in a row are told as one."""
+    told: list[tuple[str, list[str]]] = []
+    for layer in group["layers"]:
+        spec = layer["spec"]
+        size, page = spec["fields"].get("block_size"), spec["page_size_bytes"]
+        shown = f"{spec['class']}, block_size={size}, {page} bytes a page"
+        if not told or told[-1][0] != shown:
+            told.append((shown, []))
+        told[-1][1].append(layer["name"])
+    layers = ", ".join(f"{' '.join(names)} as {shown}" for shown, names in told)
+    return f"({layers}, for {group['manager']})"
+
+
 def _mapping(items: Mapping[str, Any], joint: str, labels: Labels | None = None) -> str:
     return ", ".join(f"{key}{joint}{_spec(value, labels or {})}" for key, value in items.items())
 
@@ -151,6 +170,9 @@ def _value(value: Any) -> str:
     match value:
         case str():
             return value.removeprefix("torch.") if value.startswith("torch.") else repr(value)
+        case {"groups": [*groups], "given": dict()}:
+            blocks = f", {value['num_blocks']} blocks" if "num_blocks" in value else ""
+            return f"{'; '.join(map(_group, groups)) or 'no groups'}{blocks}"
         case {"class": str(name), "fields": dict() as fields}:
             size = value.get("page_size_bytes")
             return f"{name}({_mapping(fields, '=')})" + (f", {size} bytes a page" if size is not None else "")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import kvref
-from kvref.target import DriftPart, HashingPart, Json, PluginInfo, RegistryPart, SpecsPart
-from kvref_conformance.targets.reference import drift, hashing, registry, specs
+from kvref.target import DriftPart, HashingPart, Json, PlannerPart, PluginInfo, RegistryPart, SpecsPart
+from kvref_conformance.targets.reference import drift, hashing, planner, registry, specs
 
 
 class ReferenceTarget:
@@ -22,6 +22,7 @@ class ReferenceTarget:
     registry: RegistryPart = registry
     drift: DriftPart = drift
     hashing: HashingPart = hashing
+    planner: PlannerPart = planner
 
     @property
     def plugin(self) -> PluginInfo | None:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import vllm.platforms
@@ -28,6 +27,7 @@ from kvref_conformance.targets.introspection import (
     recording,
     replaced_in,
 )
+from kvref_conformance.targets.vllm.planner import engine_config
 from kvref_conformance.targets.vllm.registry import MANAGERS
 from kvref_conformance.targets.vllm.specs import CLASSES, make
 
@@ -102,33 +102,8 @@ def reached(
 
 def plan(spec: Any) -> None:
     """Group two layers and size their cache, as an engine of one GPU does at start."""
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=256, original_max_model_len=256),
-        max_in_flight_tokens=128,
-        num_prefill_lookahead_tokens=0,
-        scheduler_config=SimpleNamespace(
-            disable_hybrid_kv_cache_manager=False,
-            max_num_batched_tokens=128,
-            max_num_encoder_input_tokens=128,
-        ),
-        parallel_config=SimpleNamespace(
-            decode_context_parallel_size=1, prefill_context_parallel_size=1, tensor_parallel_size=1
-        ),
-        cache_config=SimpleNamespace(
-            block_size=spec.block_size,
-            enable_prefix_caching=True,
-            get_resolved_kv_cache_layout=first_layout,
-            hash_block_size=None,
-            mamba_cache_mode=getattr(spec, "mamba_cache_mode", "none"),
-            num_gpu_blocks_override=None,
-            prefix_cache_retention_interval=None,
-            prefix_match_unit=None,
-        ),
-        attention_config=SimpleNamespace(hisparse_config=None),
-        kv_transfer_config=None,
-        speculative_config=None,
-    )
     layers = {"layer.0": spec, "layer.1": spec}
+    config = engine_config(layers, 256, 128)
     kv_cache_utils.get_kv_cache_configs(config, [layers], [spec.page_size_bytes * 1024])
 
 
@@ -171,7 +146,3 @@ def accepting(factory: Callable[..., Any], known: dict[str, Any]) -> Any:
     """The factory's product from those arguments that this version knows."""
     taken = inspect.signature(factory).parameters
     return factory(**{name: value for name, value in known.items() if name in taken})
-
-
-def first_layout() -> Any:
-    return next(iter(import_module("vllm.v1.kv_cache_layout").KVCacheLayout))

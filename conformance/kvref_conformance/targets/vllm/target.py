@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 import vllm
 
-from kvref.target import DriftPart, HashingPart, Json, PluginInfo, RegistryPart, SpecsPart
+from kvref.target import DriftPart, HashingPart, Json, PlannerPart, PluginInfo, RegistryPart, SpecsPart
 from kvref_conformance.targets.codec import foreign
 from kvref_conformance.targets.plugins import plugin_is_left_out
-from kvref_conformance.targets.vllm import drift, hashing, registry, specs
+from kvref_conformance.targets.vllm import drift, hashing, planner, registry, specs
 from kvref_conformance.targets.vllm.plugin import Plugin, info
 
 
@@ -26,6 +26,7 @@ class VllmTarget:
     registry: RegistryPart = registry
     drift: DriftPart = drift
     hashing: HashingPart = hashing
+    planner: PlannerPart = planner
 
     def __init__(self, plugin: Plugin | None = None) -> None:
         self._plugin = plugin

@@ -1,0 +1,286 @@
+"""Models as a planner sees them: the spec of each layer by name, in the order of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvref.target import SpecDescriptor
+from kvref_strategies.specs import class_info, declares, minimal, missing_menu, with_field
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+
+VENDOR = "VendorSpec"
+"""A class that a vendor derives from a stock one; what is registered for that holds for it."""
+
+LONE_VENDOR = "LoneVendorSpec"
+"""The same, registered to share a group with nothing but itself."""
+
+UNREGISTERED = "UnregisteredSpec"
+"""A class that nobody registers, nor anything that it derives from."""
+
+MAX_LAYERS = 8
+MAX_MODEL_LEN = 128
+_LIMITS = {"max_model_len": MAX_MODEL_LEN, "max_in_flight_tokens": 64}
+
+Specs = Callable[[Draw, Stage, Description], list[SpecDescriptor]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models of one kind: the classes that they need, and the specs that their layers have."""
+
+    classes: tuple[str, ...]
+    specs: Specs
+
+
+def _spec(description: Description, name: str, **fields: Any) -> SpecDescriptor:
+    """The simplest spec of the class with those of these fields that it has."""
+    info = class_info(description, name)
+    known = {field: value for field, value in fields.items() if declares(info, field)}
+    return {"class": name, "fields": {**minimal(info)["fields"], **known}}
+
+
+def _attention(draw: Draw) -> dict[str, Any]:
+    """What the attention layers of a model have in common."""
+    return {
+        "block_size": draw(st.sampled_from([16, 32])),
+        "num_kv_heads": draw(st.sampled_from([1, 2])),
+        "head_size": 8,
+        "dtype": "torch.float16",
+    }
+
+
+def _other_heads(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
+    """The same, or with heads of another number or size, as some models have in some layers."""
+    changed = draw(st.sampled_from([{}, {"num_kv_heads": 4}, {"head_size": 64}, {"num_kv_heads": 3}]))
+    return {**fields, **changed}
+
+
+def _perhaps_more_heads(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
+    return draw(st.sampled_from([fields, {**fields, "num_kv_heads": 4}]))
+
+
+def _full(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    fields = _attention(draw)
+    return [
+        _spec(description, "FullAttentionSpec", **fields),
+        _spec(description, "FullAttentionSpec", **_other_heads(draw, fields)),
+    ]
+
+
+def _windows(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    fields = _attention(draw)
+    window = draw(st.sampled_from([64, 16, 100]))
+    heads = _other_heads(draw, fields)
+    return [
+        _spec(description, "FullAttentionSpec", **fields),
+        _spec(description, "SlidingWindowSpec", **heads, sliding_window=window),
+    ]
+
+
+def _chunks(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    fields = _attention(draw)
+    return [
+        _spec(description, "FullAttentionSpec", **fields),
+        _spec(description, "ChunkedLocalAttentionSpec", **fields, attention_chunk_size=64),
+    ]
+
+
+def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    fields = {"block_size": draw(st.sampled_from([64, 32])), "num_kv_heads": 1, "dtype": "torch.float16"}
+    layer = _spec(description, "MLAAttentionSpec", **fields, head_size=576)
+    # An index of the cache, which some models keep beside it.
+    index = with_field(with_field(layer, "head_size", 132), "dtype", "torch.uint8")
+    return [layer, draw(st.sampled_from([layer, index]))]
+
+
+def _drafted(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Latent attention with a draft model that has windows."""
+    [latent, index] = _latent(draw, stage, description)
+    heads = {
+        "block_size": latent["fields"]["block_size"],
+        "num_kv_heads": draw(st.sampled_from([1, 2, 8])),
+        "head_size": draw(st.sampled_from([64, 128])),
+        "dtype": "torch.float16",
+    }
+    return [latent, _spec(description, "SlidingWindowSpec", **heads, sliding_window=64), index]
+
+
+def _hidden(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Attention, and a layer that keeps hidden states of some layers for the user."""
+    fields = _attention(draw)
+    full = _spec(description, "FullAttentionSpec", **fields)
+    window = _spec(description, "SlidingWindowSpec", **fields, sliding_window=64)
+    kept = {**fields, "num_kv_heads": draw(st.sampled_from([1, 3])), "head_size": 64}
+    return [full, _spec(description, "HiddenStateCacheSpec", **kept), draw(st.sampled_from([full, window]))]
+
+
+def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Attention and recurrent layers, the pages of these padded to those of attention, as platforms do.
+
+    A draft model may bring attention layers with more heads.
+    """
+    fields = _attention(draw)
+    full = _spec(description, "FullAttentionSpec", **fields)
+    shapes = draw(st.sampled_from([[[4, 8]], [[4, 8], [2, 3, 4]], [[16, 16], [32]]]))
+    mode = draw(st.sampled_from(["none", "align"]))
+    state = _spec(
+        description,
+        "MambaSpec",
+        shapes=shapes,
+        dtypes=["torch.float32"] * len(shapes),
+        mamba_cache_mode=mode,
+        block_size=fields["block_size"],
+    )
+    pages = [
+        outcome["value"]["page_size_bytes"]
+        for outcome in (stage.perform("specs.build", spec=spec) for spec in (full, state))
+        if "value" in outcome
+    ]
+    if len(pages) == 2:
+        # Blocks of attention get longer until a state fits into one.
+        times = -(-pages[1] // pages[0])
+        full = with_field(full, "block_size", fields["block_size"] * times)
+        state = with_field(state, "page_size_padded", pages[0] * times)
+        length = MAX_MODEL_LEN if mode == "none" else full["fields"]["block_size"]
+        state = with_field(state, "block_size", length)
+    drafts = [with_field(full, "num_kv_heads", 2 * fields["num_kv_heads"]), full]
+    return [full, state, draw(st.sampled_from(drafts[::-1]))]
+
+
+def _sinks(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    fields = _attention(draw)
+    return [
+        _spec(description, "FullAttentionSpec", **fields),
+        _spec(description, "SinkFullAttentionSpec", **_perhaps_more_heads(draw, fields), sink_len=128),
+    ]
+
+
+def _cross(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    fields = _attention(draw)
+    return [
+        _spec(description, "FullAttentionSpec", **fields),
+        _spec(description, "CrossAttentionSpec", **fields),
+    ]
+
+
+def _block_sizes(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Full attention whose layers need blocks of different lengths, as kernels may."""
+    fields = _attention(draw)
+    full = _spec(description, "FullAttentionSpec", **fields)
+    return [full, with_field(full, "block_size", draw(st.sampled_from([64, 48])))]
+
+
+def _vendor(name: str, draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Attention of one kind, some of it of a vendor's class."""
+    fields = _attention(draw)
+    base = draw(st.sampled_from(["FullAttentionSpec", "SlidingWindowSpec"]))
+    window = {"sliding_window": 64} if base == "SlidingWindowSpec" else {}
+    stock = _spec(description, base, **fields, **window)
+    added = draw(st.sampled_from([{}, {"vendor_field": 0}]))
+    stage.perform("specs.derive", name=name, base=base, fields=added)
+    if name == LONE_VENDOR:
+        entry = stage.perform("registry.lookup", spec=stock).get("value") or {}
+        if entry.get("manager"):
+            stage.perform("registry.register", spec_class=name, manager=entry["manager"], base=None)
+    heads = _perhaps_more_heads(draw, fields)
+    return [stock, {"class": name, "fields": _spec(description, base, **heads, **window)["fields"]}]
+
+
+FAMILIES = {
+    "full attention": Family(("FullAttentionSpec",), _full),
+    "windows": Family(("FullAttentionSpec", "SlidingWindowSpec"), _windows),
+    "chunks": Family(("FullAttentionSpec", "ChunkedLocalAttentionSpec"), _chunks),
+    "latent attention": Family(("MLAAttentionSpec",), _latent),
+    "latent attention with a draft": Family(("MLAAttentionSpec", "SlidingWindowSpec"), _drafted),
+    "recurrent states": Family(("FullAttentionSpec", "MambaSpec"), _states),
+    "sinks": Family(("FullAttentionSpec", "SinkFullAttentionSpec"), _sinks),
+    "cross attention": Family(("FullAttentionSpec", "CrossAttentionSpec"), _cross),
+    "block sizes": Family(("FullAttentionSpec",), _block_sizes),
+    "hidden states": Family(("FullAttentionSpec", "SlidingWindowSpec", "HiddenStateCacheSpec"), _hidden),
+    "a vendor's class": Family(("FullAttentionSpec", "SlidingWindowSpec"), partial(_vendor, VENDOR)),
+    "a vendor's own kind": Family(("FullAttentionSpec", "SlidingWindowSpec"), partial(_vendor, LONE_VENDOR)),
+}
+"""By name, as subjects are."""
+
+
+def _families(description: Description) -> Subjects:
+    return {name: _lacking(description, family.classes) for name, family in FAMILIES.items()}
+
+
+def _lacking(description: Description, classes: tuple[str, ...]) -> str | None:
+    """Why there are no models with these classes, or None when there are."""
+    known = {info["name"]: missing_menu(info) for info in description["classes"]}
+    for name in classes:
+        if name not in known:
+            return f"there is no {name}"
+        if known[name]:
+            return f"{name}: {known[name]}"
+    return None
+
+
+def plans(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Group the layers of a model, or plan for some memory; and again with the layers in another order."""
+    stage.perform("registry.initialise")
+    specs = FAMILIES[subject].specs(draw, stage, description)
+    # Each with its place when they are listed again. Drawn in pairs, so that both are left out in one go.
+    drawn = draw(
+        st.lists(st.tuples(st.sampled_from(specs), st.integers(0, 7)), min_size=1, max_size=MAX_LAYERS)
+    )
+    pages = []
+    for spec in [spec for spec in specs if any(spec == one for one, _ in drawn)]:
+        built = stage.perform("specs.build", spec=spec)
+        if "value" not in built:
+            return
+        pages.append(built["value"]["page_size_bytes"])
+    layers = {f"layer.{number}": spec for number, (spec, _) in enumerate(drawn)}
+    order = sorted(layers, key=lambda name: drawn[int(name.removeprefix("layer."))][1])
+    operation, limits = "planner.groups", {}
+    if draw(st.booleans()):
+        # Enough for a few requests; not always for a whole number of blocks.
+        blocks = draw(st.sampled_from([64, 100, 40]))
+        memory = blocks * len(layers) * max(pages) + draw(st.sampled_from([0, 1, 1000]))
+        operation, limits = "planner.config", {"memory": memory, **_LIMITS}
+    stage.perform(operation, layers=layers, **limits)
+    if order != list(layers):
+        stage.perform(operation, layers={name: layers[name] for name in order}, **limits)
+
+
+def unregistered(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Plan layers one of which has a spec that nobody registered."""
+    stage.perform("registry.initialise")
+    fields = _attention(draw)
+    full = _spec(description, "FullAttentionSpec", **fields)
+    stage.perform("specs.derive", name=UNREGISTERED, base="AttentionSpec", fields={})
+    heads = _other_heads(draw, fields)
+    unknown: SpecDescriptor = {
+        "class": UNREGISTERED,
+        "fields": {name: heads[name] for name in full["fields"] if name in heads},
+    }
+    if all("value" in stage.perform("specs.build", spec=spec) for spec in (full, unknown)):
+        stage.perform("registry.lookup", spec=unknown)
+        specs = [unknown, *draw(st.lists(st.sampled_from([full, unknown]), max_size=3))]
+        stage.perform(
+            "planner.config",
+            layers={f"layer.{place}": spec for place, spec in enumerate(draw(st.permutations(specs)))},
+            memory=1 << 24,
+            **_LIMITS,
+        )
+
+
+def _with_attention_base(description: Description) -> Subjects:
+    bases = {info["name"] for info in description["classes"] if info["role"] == "base"}
+    reason = _lacking(description, ("FullAttentionSpec",))
+    return {"planner": reason if "AttentionSpec" in bases else "there is no base class AttentionSpec"}
+
+
+_PARTS = ("specs", "specs.derive", "registry", "planner", "planner.groups", "planner.config")
+
+WORKLOADS = [
+    Workload("models.plans", _PARTS, _families, plans, weight=0.8),
+    Workload("models.unregistered", _PARTS, _with_attention_base, unregistered, weight=0.2),
+]

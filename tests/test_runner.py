@@ -126,8 +126,9 @@ def test_flags_needed() -> None:
     assert flags_needed(["spec.merge-identity"], plugin=False) == [""]
     assert flags_needed(["spec.merge-identity", "target.answers"], plugin=False) == [""]
     assert flags_needed(["registry.refusals-survive-O"], plugin=False) == ["", "-O"]
-    assert flags_needed(["target.answers"], plugin=False) == flags_needed(LAWS, plugin=False) == ["", "-O"]
-    assert flags_needed(LAWS, plugin=True) == ["", "-O", NO_PLUGIN]
+    assert flags_needed(["target.answers"], plugin=False) == flags_needed(LAWS, plugin=False)
+    assert flags_needed(LAWS, plugin=False) == ["", "-O", "-R"]
+    assert flags_needed(LAWS, plugin=True) == ["", "-O", "-R", NO_PLUGIN]
 
 
 # -- ends of processes ---------------------------------------------------------------------------------------

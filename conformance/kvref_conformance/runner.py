@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,6 +86,8 @@ class Runner:
         self._profile = profile
         self._laws = [law for law in LAWS.values() if law.id in options.laws]
         self._started = time.monotonic()
+        # In Python 3.11 parsing in two threads at once fails now and then (CPython issue 106905).
+        self._parsing = threading.Lock()
 
     def run(self, baseline: Baseline) -> Result:
         """Run the selected laws and tell what was found."""
@@ -431,7 +434,8 @@ class Runner:
         if row.trace is None:
             return
         try:
-            row.program = self._program(row, row.trace)
+            with self._parsing:
+                row.program = self._program(row, row.trace)
         except ProgramError as error:
             row.status, row.message = Status.UNCONFIRMED, f"{row.message}; no program: {error}"
             return

@@ -7,9 +7,13 @@ is raised by `assert`: a refusal must survive `python -O`.
 from __future__ import annotations
 
 __all__ = [
+    "BlockError",
     "ConflictingRegistrationError",
+    "InvalidConfigError",
+    "InvalidRequestError",
     "InvalidSpecError",
     "PlatformError",
+    "PoolExhaustedError",
     "RegistrationError",
     "SpecKindError",
     "SpecMergeError",
@@ -44,6 +48,22 @@ class SpecKindError(TypeError):
 
 class UnknownCacheDtypeError(LookupError, ValueError):
     """No cache dtype has this name."""
+
+
+class BlockError(ValueError):
+    """Blocks were taken, given back or named in a way that cannot be right. Nothing has changed."""
+
+
+class PoolExhaustedError(BlockError):
+    """More blocks were taken than are free. Nothing has changed."""
+
+
+class InvalidRequestError(ValueError):
+    """A request, or what was asked for it, cannot be right. Nothing has changed."""
+
+
+class InvalidConfigError(ValueError):
+    """Groups, sizes or budgets that do not fit together: names them and their values."""
 
 
 class PlatformError(RuntimeError):

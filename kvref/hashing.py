@@ -1,0 +1,224 @@
+"""Chain hashes: names for the content of the KV cache up to a position.
+
+The hash of the first n tokens of a request tells all that their KV depends on: the tokens, the adapter, the
+salt, and what takes the place of tokens (multimodal items, embeddings), with the positions where it does.
+There is one for every `hash_block_size` tokens, and each is made from the one before. So the hash of any
+longer block is the one at its end, whatever the size of the block (`hashes_at`).
+
+What goes into a hash is a sequence of fields, each a tag, the length of its content, and the content:
+different content can never be the same bytes. Nothing depends on the process: same seed, same hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvref.errors import InvalidRequestError
+
+__all__ = [
+    "DEFAULT_SEED",
+    "HASH_FUNCTIONS",
+    "BlockHasher",
+    "Content",
+    "HashedTokens",
+    "MultiModalItem",
+    "hashes_at",
+]
+
+DEFAULT_SEED = b"kvref"
+
+HashFunction = Callable[[bytes], bytes]
+
+HASH_FUNCTIONS: Mapping[str, HashFunction] = {
+    "sha256": lambda data: hashlib.sha256(data).digest(),
+    "sha3_256": lambda data: hashlib.sha3_256(data).digest(),
+    "blake2b": lambda data: hashlib.blake2b(data, digest_size=32).digest(),
+}
+
+
+class HashedTokens(Protocol):
+    """A request as the pool sees it: tokens, and the hashes of as many of them as fill hash blocks."""
+
+    @property
+    def all_token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]: ...
+
+
+@dataclass(frozen=True)
+class MultiModalItem:
+    """An image or the like, whose embeddings take the place of tokens.
+
+    Raises:
+        InvalidRequestError: at construction, for positions that cannot be, or a mask of another length.
+    """
+
+    identifier: str
+    """Names its content: equal identifiers mean equal embeddings."""
+    offset: int
+    """Position of its first placeholder."""
+    length: int
+    """Number of its placeholders."""
+    is_embed: tuple[bool, ...] | None = None
+    """Which of the placeholders embeddings are put at, one after the other; None means all."""
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.length < 1:
+            raise InvalidRequestError(
+                f"item {self.identifier!r} has offset {self.offset} and length {self.length}: "
+                "they must be at least 0 and 1"
+            )
+        if self.is_embed is not None and len(self.is_embed) != self.length:
+            raise InvalidRequestError(
+                f"item {self.identifier!r} has {self.length} placeholders and a mask of {len(self.is_embed)}"
+            )
+
+    def embeddings_at(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The (position, number of the embedding) of each embedding that lies in these positions."""
+        if self.is_embed is None:
+            first, last = max(start, self.offset), min(stop, self.offset + self.length)
+            return [(position, position - self.offset) for position in range(first, last)]
+        positions = [self.offset + place for place, embedded in enumerate(self.is_embed) if embedded]
+        return [(position, number) for number, position in enumerate(positions) if start <= position < stop]
+
+
+class Content(Protocol):
+    """A request as the hasher sees it: all that its KV depends on."""
+
+    @property
+    def all_token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def adapter(self) -> str | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+    @property
+    def multimodal_items(self) -> Sequence[MultiModalItem]: ...
+
+    @property
+    def embeddings(self) -> Mapping[int, bytes]: ...
+
+
+@dataclass(frozen=True)
+class BlockHasher:
+    """Makes the chain hashes of requests.
+
+    Raises:
+        InvalidRequestError: at construction, for a block below one token or an unknown hash function.
+    """
+
+    hash_block_size: int
+    """Tokens from one hash to the next."""
+    hash_function: str | HashFunction = "sha256"
+    """One of `HASH_FUNCTIONS`, or a function whose results all have one length."""
+    seed: bytes = DEFAULT_SEED
+    """Hashes of different seeds have nothing in common."""
+    _function: HashFunction = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.hash_block_size < 1:
+            raise InvalidRequestError(f"hash_block_size must be at least 1 token, not {self.hash_block_size}")
+        function = self.hash_function
+        if isinstance(function, str):
+            if function not in HASH_FUNCTIONS:
+                raise InvalidRequestError(
+                    f"unknown hash function {function!r}: choose one of {', '.join(HASH_FUNCTIONS)}"
+                )
+            function = HASH_FUNCTIONS[function]
+        object.__setattr__(self, "_function", function)
+
+    def extend(self, block_hashes: list[bytes], content: Content) -> None:
+        """Append the hashes of all hash blocks that have been filled since the last call.
+
+        Args:
+            block_hashes: the hashes so far, of the same content.
+
+        Raises:
+            InvalidRequestError: a token is negative, or above 63 bits.
+        """
+        size = self.hash_block_size
+        done, full = len(block_hashes), len(content.all_token_ids) // size
+        if done >= full:
+            return
+        parent = block_hashes[-1] if block_hashes else self._root(content)
+        plain = not content.multimodal_items and not content.embeddings
+        for start in range(done * size, full * size, size):
+            tokens = list(content.all_token_ids[start : start + size])
+            if min(tokens) < 0:
+                raise InvalidRequestError(f"{min(tokens)} is no token id")
+            extra = b"" if plain else _replaced(tokens, start, content)
+            parent = self._function(_field(b"p", parent) + _field(b"t", _tokens(tokens)) + extra)
+            block_hashes.append(parent)
+
+    def _root(self, content: Content) -> bytes:
+        """The hash of no tokens: what all of the request depends on."""
+        fields = [_field(b"s", self.seed)]
+        if content.adapter is not None:
+            fields.append(_field(b"a", content.adapter.encode()))
+        if content.cache_salt is not None:
+            fields.append(_field(b"c", content.cache_salt.encode()))
+        return self._function(b"".join(fields))
+
+
+def hashes_at(
+    block_hashes: Sequence[bytes],
+    hash_block_size: int,
+    block_size: int,
+    start: int = 0,
+    stop: int | None = None,
+) -> Sequence[bytes]:
+    """The hashes of the blocks of a size, from block `start` up to `stop` or as many as are full.
+
+    Raises:
+        InvalidRequestError: the size is no multiple of `hash_block_size`.
+    """
+    step, rest = divmod(block_size, hash_block_size)
+    if rest or not step:
+        raise InvalidRequestError(
+            f"block_size {block_size} is no multiple of hash_block_size {hash_block_size}: "
+            "its blocks have no hashes"
+        )
+    if step == 1:
+        return block_hashes[start:stop]
+    return block_hashes[(start + 1) * step - 1 : None if stop is None else stop * step : step]
+
+
+def _field(tag: bytes, content: bytes) -> bytes:
+    return tag + len(content).to_bytes(8, "little") + content
+
+
+def _tokens(token_ids: Sequence[int]) -> bytes:
+    try:
+        numbers = array("q", token_ids)
+    except (OverflowError, TypeError) as error:
+        raise InvalidRequestError(f"{token_ids} are no token ids: {error}") from error
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _replaced(token_ids: list[int], start: int, content: Content) -> bytes:
+    """What takes the place of tokens in this block; their ids, which mean nothing there, become -1."""
+    fields = []
+    stop = start + len(token_ids)
+    for item in content.multimodal_items:
+        placed = item.embeddings_at(start, stop)
+        if placed:
+            numbers = [number for position, number in placed for number in (position - start, number)]
+            fields.append(_field(b"m", item.identifier.encode()) + _field(b"n", _tokens(numbers)))
+            for position, _ in placed:
+                token_ids[position - start] = -1
+    for position in range(start, stop):
+        if position in content.embeddings:
+            place = (position - start).to_bytes(8, "little")
+            fields.append(_field(b"e", place + content.embeddings[position]))
+            token_ids[position - start] = -1
+    return b"".join(sorted(fields))

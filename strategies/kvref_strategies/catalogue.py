@@ -1,6 +1,6 @@
 """Every workload, by name."""
 
-from kvref_strategies import drift, registrations, spec_groups, spec_objects, spec_pages, specs
+from kvref_strategies import drift, pools, registrations, spec_groups, spec_objects, spec_pages, specs
 from kvref_strategies.workload import Workload
 
 WORKLOADS: dict[str, Workload] = {
@@ -11,6 +11,7 @@ WORKLOADS: dict[str, Workload] = {
         *spec_pages.WORKLOADS,
         *spec_groups.WORKLOADS,
         *registrations.WORKLOADS,
+        *pools.WORKLOADS,
         *drift.WORKLOADS,
     )
 }

@@ -1,6 +1,6 @@
 """The catalogue of laws, in the order in which they are reported."""
 
-from kvref_conformance.laws import drift, registry, spec, spec_groups, spec_pages
+from kvref_conformance.laws import drift, pool, registry, spec, spec_groups, spec_pages
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.target import ANSWERS
 
@@ -8,5 +8,13 @@ __all__ = ["ANSWERS", "LAWS", "Event", "Law", "LawBroken", "Runs"]
 
 LAWS: dict[str, Law] = {
     law.id: law
-    for law in (*registry.LAWS, *spec.LAWS, *spec_pages.LAWS, *spec_groups.LAWS, *drift.LAWS, ANSWERS)
+    for law in (
+        *registry.LAWS,
+        *spec.LAWS,
+        *spec_pages.LAWS,
+        *spec_groups.LAWS,
+        *pool.LAWS,
+        *drift.LAWS,
+        ANSWERS,
+    )
 }

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import kvref
-from kvref.target import DriftPart, Json, PluginInfo, RegistryPart, SpecsPart
-from kvref_conformance.targets.reference import drift, registry, specs
+from kvref.target import DriftPart, Json, PluginInfo, PoolPart, RegistryPart, SpecsPart
+from kvref_conformance.targets.reference import drift, pool, registry, specs
 
 
 class ReferenceTarget:
@@ -15,10 +15,19 @@ class ReferenceTarget:
 
     name = "reference"
     version = kvref.__version__
-    capabilities: Mapping[str, Json] = MappingProxyType({"quant_scales": True, "override": True})
+    capabilities: Mapping[str, Json] = MappingProxyType(
+        {
+            "quant_scales": True,
+            "override": True,
+            "partial_keys": True,
+            "block_numbers": ["touch", "free", "evict"],
+            "reuse_order": {"unkeyed": "first", "keyed": "last"},
+        }
+    )
     specs: SpecsPart = specs
     registry: RegistryPart = registry
     drift: DriftPart = drift
+    pool: PoolPart = pool
 
     @property
     def plugin(self) -> PluginInfo | None:

@@ -595,6 +595,17 @@ def test_the_profile_in_pytest() -> None:
     assert "kvref.toml:1: taget: unknown key" in ran.stdout + ran.stderr
 
 
+def test_nothing_but_skips_is_no_pass_in_pytest() -> None:
+    written(gap("spec.*", "*"), "p.toml")
+    for options in (["--kv-target", "hostile_operations:without_attributes"], ["--kv-profile", "p.toml"]):
+        ran = in_pytest("--kv-profile", "none", *options)
+        assert ran.returncode == 1, ran.stdout
+        assert "nothing was judged: " in ran.stdout
+        assert "1 failed, 2 skipped" in ran.stdout
+    control = in_pytest("--kv-profile", "none", "--kv-target", "vendor_toy:good")
+    assert (control.returncode, "3 passed" in control.stdout) == (0, True)
+
+
 def test_the_profiles_in_docs_are_valid() -> None:
     folder = Path(__file__).parent.parent / "docs" / "profiles"
     assert {load(path).target for path in folder.glob("*.toml")} == {"vllm:rbln"}

@@ -147,6 +147,10 @@ class Runner:
             ) from error
         return None
 
+    def has_work(self) -> bool:
+        """Whether any of the selected laws can, and shall, be run on anything."""
+        return bool(self._plan()[0])
+
     def left_out(self) -> list[Row]:
         """Rows for what the selected laws cannot, or shall not, be run on."""
         return self._plan()[1]

@@ -27,11 +27,14 @@ def option(config: pytest.Config, name: str) -> Any:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each selected law."""
+    if "law" not in metafunc.fixturenames:
+        return
     try:
         laws = select_laws(option(metafunc.config, "--kv-laws"))
     except NoSuchLaw as error:
         raise pytest.UsageError(str(error)) from error
-    metafunc.parametrize("law", [law for law in laws if law != ANSWERS.id])
+    # Every law is judged together with that one.
+    metafunc.parametrize("law", [law for law in laws if law != ANSWERS.id] or laws)
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +55,16 @@ def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
             yield one
     except (UnknownTarget, TargetFailed, ProfileError) as error:
         pytest.exit(f"kvref: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def test_there_is_something_to_judge(target: Loaded, request: pytest.FixtureRequest) -> None:
+    """What does not apply is skipped, but a target to which nothing applies has not passed."""
+    laws = select_laws(option(request.config, "--kv-laws"))
+    with progress(Console(file=io.StringIO())) as watcher:
+        runner = target.runner(Options(laws=laws), watcher)
+    if not runner.has_work():
+        reasons = dict.fromkeys(row.message for row in runner.left_out())
+        pytest.fail(f"nothing was judged: {'; '.join(reasons)}", pytrace=False)
 
 
 def test_law(law: str, target: Loaded, request: pytest.FixtureRequest) -> None:

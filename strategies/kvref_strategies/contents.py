@@ -6,7 +6,7 @@ placeholders are special tokens, and items and embeddings stand in the prompt.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import strategies as st
 
@@ -111,10 +111,9 @@ def assembled(prompt: list[Piece], generated: list[int], **more: Any) -> Content
         for place, row in enumerate(piece.get("rows", ())):
             embeddings[str(len(tokens) + place)] = row
         tokens += piece["tokens"]
-    content: Content = {"tokens": tokens + generated}
     given = {"generated": len(generated), "items": items, "embeddings": embeddings, **more}
-    content.update({name: value for name, value in given.items() if value})  # type: ignore[typeddict-item]
-    return content
+    content = {"tokens": tokens + generated, **{name: value for name, value in given.items() if value}}
+    return cast(Content, content)
 
 
 def fields(draw: Draw, kind: str, description: Description) -> dict[str, Any]:

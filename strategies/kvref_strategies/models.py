@@ -10,14 +10,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvref.target import SpecDescriptor
+from kvref_strategies.spec_groups import LONE_VENDOR, VENDOR, derive_vendor
 from kvref_strategies.specs import class_info, declares, minimal, missing_menu, with_field
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
-
-VENDOR = "VendorSpec"
-"""A class that a vendor derives from a stock one; what is registered for that holds for it."""
-
-LONE_VENDOR = "LoneVendorSpec"
-"""The same, registered to share a group with nothing but itself."""
 
 UNREGISTERED = "UnregisteredSpec"
 """A class that nobody registers, nor anything that it derives from."""
@@ -181,12 +176,7 @@ def _vendor(name: str, draw: Draw, stage: Stage, description: Description) -> li
     base = draw(st.sampled_from(["FullAttentionSpec", "SlidingWindowSpec"]))
     window = {"sliding_window": 64} if base == "SlidingWindowSpec" else {}
     stock = _spec(description, base, **fields, **window)
-    added = draw(st.sampled_from([{}, {"vendor_field": 0}]))
-    stage.perform("specs.derive", name=name, base=base, fields=added)
-    if name == LONE_VENDOR:
-        entry = stage.perform("registry.lookup", spec=stock).get("value") or {}
-        if entry.get("manager"):
-            stage.perform("registry.register", spec_class=name, manager=entry["manager"], base=None)
+    derive_vendor(draw, stage, stock, name)
     heads = _perhaps_more_heads(draw, fields)
     return [stock, {"class": name, "fields": _spec(description, base, **heads, **window)["fields"]}]
 

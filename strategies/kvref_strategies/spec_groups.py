@@ -63,7 +63,7 @@ def _draw_specs(
     pools = [pool for pool in ([subject], vendors, derived, unrelated) if pool]
     other = draw(st.sampled_from(draw(st.sampled_from(pools))))
     if other in vendors:
-        _derive(draw, stage, first, other)
+        derive_vendor(draw, stage, first, other)
     specs = [first]
     for name in [other, *draw(st.lists(st.sampled_from([subject, other]), max_size=1))]:
         stock = info if name in vendors else class_info(description, name)
@@ -84,7 +84,8 @@ def _later_classes(description: Description, subject: str) -> list[str]:
     return drawable[drawable.index(subject) + 1 :]
 
 
-def _derive(draw: Draw, stage: Stage, spec: SpecDescriptor, name: str) -> None:
+def derive_vendor(draw: Draw, stage: Stage, spec: SpecDescriptor, name: str) -> None:
+    """Derive one of the vendor's classes from that of the spec."""
     fields = draw(st.sampled_from([{}, {"vendor_field": 0}]))
     stage.perform("specs.derive", name=name, base=spec["class"], fields=fields)
     if name == LONE_VENDOR:

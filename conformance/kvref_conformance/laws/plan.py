@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.registry import told
 from kvref_conformance.results import Level
 
 INTERNAL_ERRORS = (
@@ -50,10 +51,6 @@ def spec_in_words(spec: dict[str, Any]) -> str:
     """A planned spec in a few words."""
     size, page = spec["fields"].get("block_size"), spec["page_size_bytes"]
     return f"{spec['class']} with blocks of {size} tokens, {page} bytes"
-
-
-def told(outcome: dict[str, Any]) -> str:
-    return f"{outcome['error']['type']}: {outcome['error']['message']}"
 
 
 def partition(runs: Runs) -> int:

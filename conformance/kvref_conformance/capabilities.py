@@ -24,6 +24,15 @@ CAPABILITIES = {
     capability.name: capability
     for capability in (
         Capability(
+            "block_numbers",
+            {
+                "type": "array",
+                "items": {"enum": ["touch", "free", "evict"]},
+                "uniqueItems": True,
+            },
+            "the operations of its pool that take blocks by number, so that one can name a block it does not have",
+        ),
+        Capability(
             "block_sizes",
             {
                 "type": "array",
@@ -63,9 +72,27 @@ CAPABILITIES = {
             "how the page of a class follows its block size, by class",
         ),
         Capability(
+            "partial_keys",
+            {"type": "boolean"},
+            "whether a block may have a key for a part of it, beside that for all of it",
+        ),
+        Capability(
             "quant_scales",
             {"type": "boolean"},
             "whether a page holds the scales of values quantised per token and head; drawn only then",
+        ),
+        Capability(
+            "reuse_order",
+            {
+                "type": "object",
+                "properties": {
+                    name: {"enum": ["first", "last"]} for name in ("unkeyed", "keyed", "without_caching")
+                },
+                "required": ["unkeyed", "keyed"],
+                "additionalProperties": False,
+            },
+            "where in the line for reuse blocks go that are freed without and with keys, and where all go if "
+            "caching is off",
         ),
     )
 }

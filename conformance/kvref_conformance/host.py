@@ -24,7 +24,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvref.target import DriftPart, HashingPart, PlannerPart, RegistryPart, SpecsPart, Target
+from kvref.target import DriftPart, HashingPart, PlannerPart, PoolPart, RegistryPart, SpecsPart, Target
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.programs_runtime import how_it_ended
 from kvref_conformance.session import NotJudged, kill_group
@@ -37,6 +37,14 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 _ORDERLY_END = 86  # exit code of a child whose work is done; 0 may be an operation's `os._exit(0)`
 _LONGEST_NAME = 100
+_PARTS = {
+    "specs": SpecsPart,
+    "registry": RegistryPart,
+    "drift": DriftPart,
+    "planner": PlannerPart,
+    "hashing": HashingPart,
+    "pool": PoolPart,
+}
 
 
 def serve(config: dict[str, Any]) -> NoReturn:
@@ -270,14 +278,7 @@ def _short(value: object) -> str:
 def parts(target: Target) -> list[str]:
     """The parts of the target, each followed by those operations of the protocol that it has."""
     found = []
-    protocols = {
-        "specs": SpecsPart,
-        "registry": RegistryPart,
-        "drift": DriftPart,
-        "planner": PlannerPart,
-        "hashing": HashingPart,
-    }
-    for part, protocol in protocols.items():
+    for part, protocol in _PARTS.items():
         offered = getattr(target, part, None)
         if offered is not None:
             names = [name for name in vars(protocol) if not name.startswith("_")]

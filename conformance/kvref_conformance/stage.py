@@ -75,6 +75,32 @@ def _is_answer(operation: str, value: Any) -> bool:
                 and value.keys() >= {"manager", "base"}
                 and all(entry is None or isinstance(entry, str) for entry in value.values())
             )
+        case "pool.create":
+            return (
+                isinstance(value, dict)
+                and value.keys() >= {"null", "reserved"}
+                and (value["null"] is None or isinstance(value["null"], int))
+                and _is_numbers(value["reserved"])
+            )
+        case "pool.get_new_blocks":
+            return _is_numbers(value)
+        case "pool.lookup":
+            return value is None or _is_numbers(value)
+        case "pool.reset":
+            return isinstance(value, bool)
+        case "pool.usage":
+            return isinstance(value, int | float)
+        case "pool.state":
+            return (
+                isinstance(value, dict)
+                and value.keys() >= {"free", "free_count", "refs", "keys", "found"}
+                and isinstance(value["free_count"], int)
+                and _is_numbers(value["free"])
+                and _is_numbers(value["refs"])
+                and all(isinstance(value[name], dict) for name in ("keys", "found"))
+                and all(isinstance(keys, list) for keys in value["keys"].values())
+                and all(map(_is_numbers, value["found"].values()))
+            )
     return True
 
 
@@ -114,6 +140,10 @@ def _is_facts(value: Any) -> bool:
 def _is_storage(value: Any) -> bool:
     keys = ("tensor", "offset", "block_stride")
     return isinstance(value, dict) and all(isinstance(value.get(key), int) for key in keys)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(number, int) for number in value)
 
 
 class Stage:

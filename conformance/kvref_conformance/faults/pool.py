@@ -1,0 +1,107 @@
+"""Faults of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvref.pool import BlockPool
+from kvref_conformance.faults.breaking import break_it
+from kvref_conformance.targets.reference.target import ReferenceTarget
+
+_get_new_blocks = BlockPool.get_new_blocks
+_touch = BlockPool.touch
+_cache_full_blocks = BlockPool.cache_full_blocks
+_reset_prefix_cache = BlockPool.reset_prefix_cache
+_drop_keys = BlockPool._drop_keys
+_link = BlockPool._link
+
+
+def found_blocks_counted_as_free() -> ReferenceTarget:
+    """A block that is found while it is free leaves the line, but not the count of it."""
+
+    def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
+        keyed = pool._num_keyed
+        _touch(pool, blocks)
+        pool._num_keyed = keyed
+
+    break_it(BlockPool, "touch", touch)
+    return ReferenceTarget()
+
+
+def shared_blocks_counted_once() -> ReferenceTarget:
+    """Who touches a block that is held already adds no reference."""
+
+    def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
+        _touch(pool, [block for block in blocks if not pool.get_ref_cnt(block)])
+
+    break_it(BlockPool, "touch", touch)
+    return ReferenceTarget()
+
+
+def null_block_gets_a_key() -> ReferenceTarget:
+    """Null blocks in a table get keys like the others."""
+
+    def cache_full_blocks(
+        pool: BlockPool,
+        request: Any,
+        blocks: Sequence[int],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+    ) -> None:
+        _cache_full_blocks(
+            pool, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id
+        )
+        for place in range(num_cached_blocks, num_full_blocks):
+            if blocks[place] == pool.null_block:
+                block_hash = request.block_hashes[(place + 1) * block_size // pool.hash_block_size - 1]
+                pool._add_key(pool.null_block, (block_hash, kv_cache_group_id))
+
+    break_it(BlockPool, "cache_full_blocks", cache_full_blocks)
+    return ReferenceTarget()
+
+
+def negative_number_is_none() -> ReferenceTarget:
+    """Whoever wants less than nothing gets nothing."""
+
+    def get_new_blocks(pool: BlockPool, num_blocks: int) -> list[int]:
+        return _get_new_blocks(pool, max(0, num_blocks))
+
+    break_it(BlockPool, "get_new_blocks", get_new_blocks)
+    return ReferenceTarget()
+
+
+def beginning_lost_before_the_end() -> ReferenceTarget:
+    """Blocks with keys that are freed together are lined up the other way round."""
+
+    def link(pool: BlockPool, blocks: Sequence[int]) -> None:
+        _link(pool, blocks[::-1])
+
+    break_it(BlockPool, "_link", link)
+    return ReferenceTarget()
+
+
+def second_key_stays_in_the_index() -> ReferenceTarget:
+    """A block that loses its keys leaves the index under the first of them alone."""
+
+    def drop_keys(pool: BlockPool, block: int) -> None:
+        pool._keys[block] = pool._keys[block][:1]
+        _drop_keys(pool, block)
+
+    break_it(BlockPool, "_drop_keys", drop_keys)
+    return ReferenceTarget()
+
+
+def refused_reset_clears_what_is_free() -> ReferenceTarget:
+    """A reset while blocks are held says that it was not done, but takes the keys of the free ones."""
+
+    def reset_prefix_cache(pool: BlockPool) -> bool:
+        done = _reset_prefix_cache(pool)
+        if not done:
+            pool.evict_blocks(pool.get_all_free_blocks())
+        return done
+
+    break_it(BlockPool, "reset_prefix_cache", reset_prefix_cache)
+    return ReferenceTarget()

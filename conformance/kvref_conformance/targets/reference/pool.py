@@ -1,0 +1,98 @@
+"""Operations on the reference's pool. Imports kvref alone, and is copied into stand-alone programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+
+from kvref.hashing import BlockHasher
+from kvref.pool import NULL_BLOCK, BlockPool
+from kvref.request import Request
+from kvref.target import Json, PoolShape, PoolState
+
+
+CURRENT: SimpleNamespace = SimpleNamespace(pool=None, block_size=0)
+
+
+def create(
+    num_blocks: int,
+    enable_caching: bool,
+    block_size: int,
+    hash_block_size: int,
+    declared: Mapping[str, Json] | None = None,
+) -> PoolShape:
+    CURRENT.pool = BlockPool(num_blocks, enable_caching, hash_block_size)
+    CURRENT.block_size = block_size
+    return {"null": NULL_BLOCK, "reserved": []}
+
+
+def current_pool() -> BlockPool:
+    pool: BlockPool = CURRENT.pool
+    return pool
+
+
+def request_of(tokens: Sequence[int]) -> Request:
+    return Request("request", tokens, BlockHasher(current_pool().hash_block_size))
+
+
+def get_new_blocks(num_blocks: int) -> list[int]:
+    return current_pool().get_new_blocks(num_blocks)
+
+
+def touch(blocks: Sequence[int]) -> None:
+    current_pool().touch(blocks)
+
+
+def free(blocks: Sequence[int]) -> None:
+    current_pool().free_blocks(blocks)
+
+
+def cache(tokens: Sequence[int], blocks: Sequence[int], start: int, group: int) -> None:
+    current_pool().cache_full_blocks(
+        request_of(tokens), blocks, start, len(blocks), CURRENT.block_size, group
+    )
+
+
+def cache_partial(tokens: Sequence[int], block: int, group: int) -> None:
+    size = current_pool().hash_block_size
+    number = len(tokens) // size
+    table = [NULL_BLOCK] * (number - 1) + [block]
+    current_pool().cache_full_blocks(request_of(tokens), table, number - 1, number, size, group)
+
+
+def lookup(tokens: Sequence[int], groups: Sequence[int]) -> list[int] | None:
+    return current_pool().get_cached_block(request_of(tokens).block_hashes[-1], groups)
+
+
+def evict(blocks: Sequence[int]) -> None:
+    current_pool().evict_blocks(blocks)
+
+
+def reset() -> bool:
+    return current_pool().reset_prefix_cache()
+
+
+def usage() -> float:
+    return current_pool().get_usage()
+
+
+def key_name(block_hash: bytes, group: int) -> str:
+    return f"{block_hash[:6].hex()}/{group}"
+
+
+def state() -> PoolState:
+    pool = current_pool()
+    found: dict[str, list[int]] = {}
+    for group, index in pool._index.items():
+        for block_hash, block in index.items():
+            others = pool._others.get((block_hash, group), {})
+            found[key_name(block_hash, group)] = [block, *others]
+    return {
+        "free": pool.get_all_free_blocks(),
+        "free_count": pool.get_num_free_blocks(),
+        "refs": list(pool._ref_cnts),
+        "keys": {
+            str(block): [key_name(*key) for key in keys] for block, keys in enumerate(pool._keys) if keys
+        },
+        "found": found,
+    }

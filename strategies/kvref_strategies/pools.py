@@ -1,0 +1,297 @@
+"""What an engine asks of a pool of blocks, with small pools and few tokens, so that much meets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
+from kvref.target import Outcome
+from kvref_strategies.workload import Description, Draw, Machine, Stage, Subjects, Workload
+
+BLOCK_SIZE = 2
+"""Tokens in a block."""
+
+GROUPS = (0, 1)
+
+MAX_BLOCKS = 12
+"""Of a pool, the null block included."""
+
+CHOICE = st.integers(0, 99)
+"""Which of the things there are to choose from, taken by the remainder: to draw it before it is known how many
+there are is much faster, and small numbers mean the same when something before them is left out."""
+
+CONTENTS = ([0, 0], [0, 1])
+"""What may be in a block: two that begin alike."""
+
+
+@dataclass
+class Table:
+    """The blocks of a request in one group."""
+
+    group: int
+    blocks: list[int]
+    tokens: list[int] = field(default_factory=list)
+    """What is in them, as far as that was chosen."""
+    keyed: int = 0
+    """How many of them have been given keys."""
+
+    def fill(self, end: int, content: int) -> list[int]:
+        """All that is in the blocks up to this one; those that are still open get this content."""
+        while len(self.tokens) < end * BLOCK_SIZE:
+            self.tokens += CONTENTS[content]
+        return self.tokens[: end * BLOCK_SIZE]
+
+
+GROUPS_ASKED = ([0], [1], [0, 1])
+
+
+class Engine:
+    """Asks a pool what an engine asks, and knows who holds what. The pool is probed behind all that may change it.
+
+    What it does is chosen by three numbers: what to do, with which of those that it can be done with, the newest
+    first, and how.
+    """
+
+    def __init__(self, draw: Draw, stage: Stage, description: Description) -> None:
+        self.stage = stage
+        self.offered = description["parts"]
+        declared = description["capabilities"]
+        self.numbers: list[str] = declared.get("block_numbers", [])
+        self.tables: list[Table] = []
+        self.prompts: list[list[int]] = []
+        """What has been cached, each up to the end of a block or of a part of one."""
+        self.keyed: set[int] = set()
+        self.num_blocks = draw(st.integers(3, MAX_BLOCKS))
+        self.enable_caching = draw(st.sampled_from([True, True, True, False]))
+        partial_keys, order = declared.get("partial_keys"), declared.get("reuse_order")
+        created = self.do(
+            "create",
+            num_blocks=self.num_blocks,
+            enable_caching=self.enable_caching,
+            block_size=BLOCK_SIZE,
+            hash_block_size=1 if partial_keys else BLOCK_SIZE,
+            **({"declared": {"reuse_order": order}} if order else {}),
+        )
+        shape = created.get("value") or {"null": None, "reserved": list(range(self.num_blocks))}
+        self.null: int | None = shape["null"]
+        self.usable = [n for n in range(self.num_blocks) if n not in (self.null, *shape["reserved"])]
+        kinds: list[tuple[str, Callable[[], list[Any]], Callable[[Any, int], None]]] = [
+            ("get_new_blocks", self.new_tables, self.allocate),
+            ("cache", self.tables_to_cache, self.cache),
+            ("free", self.all_tables, self.free),
+            ("get_new_blocks", self.tables_to_extend, self.allocate),
+            ("free", self.tables_to_leave_behind, self.leave_behind),
+            ("lookup", self.all_prompts, self.hit),
+            ("cache", self.tables_to_cache, self.cache),
+            *([("cache_partial", self.tables_to_cache_in_part, self.cache_partial)] if partial_keys else []),
+            ("lookup", self.all_prompts, self.hit),
+            ("evict", self.keyed_blocks, self.evict),
+            ("lookup", self.all_prompts, self.look_up),
+            ("get_new_blocks", self.new_tables, self.allocate),
+            ("usage", self.the_pool, self.usage),
+            ("reset", self.the_pool, self.reset),
+        ]
+        with_caching = ("cache", "cache_partial", "lookup", "evict")
+        self.kinds = [
+            kind
+            for kind in kinds
+            if f"pool.{kind[0]}" in self.offered and (self.enable_caching or kind[0] not in with_caching)
+        ]
+
+    def go_on(self, what: int, which: int, how: int) -> None:
+        possible = [(these, act) for _, choices, act in self.kinds if (these := choices())]
+        these, act = possible[what % len(possible)]
+        act(these[-1 - which % len(these)], how)
+
+    def do(self, operation: str, **arguments: Any) -> Outcome:
+        outcome = self.ask(operation, **arguments)
+        if "pool.state" in self.offered:
+            self.stage.perform("pool.state")
+        return outcome
+
+    def ask(self, operation: str, **arguments: Any) -> Outcome:
+        return self.stage.perform(f"pool.{operation}", **arguments)
+
+    # What things can be done with.
+
+    @property
+    def held(self) -> Counter[int]:
+        return Counter(block for table in self.tables for block in self.real(table.blocks))
+
+    @property
+    def free_count(self) -> int:
+        return len(self.usable) - len(self.held.keys() & set(self.usable))
+
+    def real(self, blocks: list[int]) -> list[int]:
+        return [block for block in blocks if block != self.null]
+
+    def the_pool(self) -> list[None]:
+        return [None]
+
+    def new_tables(self) -> list[Table]:
+        return [Table(group, []) for group in reversed(GROUPS)] if self.free_count else []
+
+    def tables_to_extend(self) -> list[Table]:
+        return self.tables if self.free_count else []
+
+    def all_tables(self) -> list[Table]:
+        return self.tables
+
+    def tables_to_leave_behind(self) -> list[Table]:
+        return [table for table in self.tables if self.null is not None and self.real(table.blocks[:-1])]
+
+    def tables_to_cache(self) -> list[Table]:
+        return [table for table in self.tables if table.keyed < len(table.blocks)]
+
+    def tables_to_cache_in_part(self) -> list[Table]:
+        return [table for table in self.tables if self.real(table.blocks[: table.keyed + 1])]
+
+    def all_prompts(self) -> list[list[int]]:
+        return self.prompts
+
+    def keyed_blocks(self) -> list[int]:
+        return sorted(self.keyed)
+
+    # What is done with one of them.
+
+    def allocate(self, table: Table, how: int) -> None:
+        """Blocks for a new request, or more for one that runs."""
+        taken = self.do("get_new_blocks", num_blocks=1 + how % self.free_count).get("value") or []
+        if not table.blocks:
+            self.tables.append(table)
+        table.blocks += taken
+        self.keyed -= set(taken)
+
+    def free(self, table: Table, how: int) -> None:
+        """All that a request has in a group, the last block first."""
+        self.tables.remove(table)
+        self.do("free", blocks=table.blocks[::-1])
+
+    def leave_behind(self, table: Table, how: int) -> None:
+        """Free what a window has left behind, and put the null block in its place."""
+        ends = [end for end in range(1, len(table.blocks)) if table.blocks[end - 1] != self.null]
+        end = ends[how % len(ends)]
+        behind = self.real(table.blocks[:end])
+        table.blocks[:end] = [self.null or 0] * end
+        self.do("free", blocks=behind[::-1])
+
+    def cache(self, table: Table, how: int) -> None:
+        """Give keys to blocks that are full now."""
+        start = table.keyed
+        more, content = divmod(how % (2 * (len(table.blocks) - start)), 2)
+        table.keyed = end = start + 1 + more
+        tokens, blocks = table.fill(end, content), table.blocks[:end]
+        self.do("cache", tokens=tokens, blocks=blocks, start=start, group=table.group)
+        self.keyed.update(self.real(blocks[start:]))
+        self.remember(tokens)
+
+    def cache_partial(self, table: Table, how: int) -> None:
+        """Give a key to the beginning of a block, one that has a key or the first that has none."""
+        within = table.blocks[: table.keyed + 1]
+        places = [place for place, block in enumerate(within) if block != self.null]
+        which, content = divmod(how % (2 * len(places)), 2)
+        place = places[-1 - which]
+        tokens = table.fill(place + 1, content)[:-1]
+        self.do("cache_partial", tokens=tokens, block=table.blocks[place], group=table.group)
+        self.keyed.add(table.blocks[place])
+        self.remember(tokens)
+
+    def remember(self, tokens: list[int]) -> None:
+        if tokens not in self.prompts:
+            self.prompts.append(tokens)
+
+    def look_up(self, prompt: list[int], how: int) -> None:
+        """Look for a prompt as a whole, and leave it at that."""
+        self.ask("lookup", tokens=prompt, groups=GROUPS_ASKED[how % len(GROUPS_ASKED)])
+
+    def hit(self, prompt: list[int], how: int) -> None:
+        """A new request with a known prompt: hold its blocks, from the first to where one is not found."""
+        groups = GROUPS_ASKED[how % len(GROUPS_ASKED)]
+        tables = [Table(group, []) for group in groups]
+        for end in range(BLOCK_SIZE, len(prompt) + 1, BLOCK_SIZE):
+            found = self.ask("lookup", tokens=prompt[:end], groups=groups).get("value")
+            if found is None:
+                break
+            for table, block in zip(tables, found, strict=False):
+                table.blocks.append(block)
+                table.tokens, table.keyed = prompt[:end], end // BLOCK_SIZE
+        for table in tables:
+            if table.blocks:
+                self.tables.append(table)
+                self.do("touch", blocks=table.blocks)
+
+    def evict(self, block: int, how: int) -> None:
+        """Take the keys from blocks whose content turned out to be bad, held or not."""
+        known = self.keyed_blocks()
+        null = [] if self.null is None else [self.null]
+        blocks = [[block], known[:2], known, [block, *null]][how % 4]
+        self.do("evict", blocks=blocks)
+        self.keyed.difference_update(blocks)
+
+    def reset(self, nothing: None, how: int) -> None:
+        if self.do("reset").get("value"):
+            self.keyed.clear()
+
+    def usage(self, nothing: None, how: int) -> None:
+        self.ask("usage")
+
+    def misuse(self, draw: Draw) -> None:
+        """Something that no engine may ask, alone or behind something that it may."""
+        foreign = [f"{operation} foreign" for operation in self.numbers]
+        kind = draw(st.sampled_from(["too few", "too many", "free too often", *foreign]))
+        if kind == "too few":
+            self.do("get_new_blocks", num_blocks=draw(st.sampled_from([-1, -2, -self.num_blocks])))
+            return
+        if kind == "too many":
+            self.do("get_new_blocks", num_blocks=self.free_count + draw(st.integers(1, 3)))
+            return
+        held = self.held
+        if kind == "free too often":
+            operation, block = "free", draw(st.sampled_from(self.usable))
+            wrong = [block] * (held[block] + 1)
+        else:
+            operation = kind.partition(" ")[0]
+            wrong = [draw(st.sampled_from([self.num_blocks, self.num_blocks + 7, -1]))]
+        right = [block for block in held if block not in wrong]
+        self.do(operation, blocks=[*draw(st.sampled_from([[], right[:1], right[-2:]])), *wrong])
+
+
+class PoolMachine(Machine):
+    """An engine that goes on as it likes.
+
+    There is one rule: Hypothesis leaves rules out of an example, and a step of few draws out of one that it
+    reduces.
+    """
+
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self.engine = Engine(data.draw, self.stage, self.description)
+
+    @rule(what=CHOICE, which=CHOICE, how=CHOICE)
+    def go_on(self, what: int, which: int, how: int) -> None:
+        self.engine.go_on(what, which, how)
+
+
+def misuse(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """A little use, then one misuse, and no more: what a pool is like that has accepted it, nobody knows."""
+    engine = Engine(draw, stage, description)
+    for choices in draw(st.lists(st.tuples(CHOICE, CHOICE, CHOICE), max_size=6)):
+        engine.go_on(*choices)
+    engine.misuse(draw)
+
+
+def _one_subject(description: Description) -> Subjects:
+    return {"pool": None}
+
+
+_USED = ("state", "get_new_blocks", "touch", "free", "cache", "lookup", "evict", "reset", "usage")
+
+WORKLOADS = [
+    Workload("pool.machine", ("pool", *(f"pool.{name}" for name in _USED)), _one_subject, PoolMachine),
+    Workload("pool.misuse", ("pool", "pool.get_new_blocks", "pool.free"), _one_subject, misuse),
+]

@@ -544,11 +544,11 @@ class PoolPart(Protocol):
         ...
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Hold blocks that were found, or are held already, once more; null blocks among them mean nothing."""
+        """Hold blocks that were found, or are held already, once more; null blocks mean nothing."""
         ...
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give up one reference to each, in this order; null blocks among them mean nothing."""
+        """Give up one reference to each, in this order; null blocks mean nothing."""
         ...
 
     def cache(self, tokens: Sequence[int], blocks: Sequence[int], start: int, group: int) -> None:

@@ -30,7 +30,7 @@ CAPABILITIES = {
                 "items": {"enum": ["touch", "free", "evict"]},
                 "uniqueItems": True,
             },
-            "the operations of its pool that take blocks by number, so that one can name a block it does not have",
+            "the operations of its pool that take blocks by number, so that one can name one that it lacks",
         ),
         Capability(
             "block_sizes",

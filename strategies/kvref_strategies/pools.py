@@ -21,9 +21,9 @@ GROUPS = (0, 1)
 MAX_BLOCKS = 12
 """Of a pool, the null block included."""
 
-CHOICE = st.integers(0, 99)
-"""Which of the things there are to choose from, taken by the remainder: to draw it before it is known how many
-there are is much faster, and small numbers mean the same when something before them is left out."""
+CHOICE = st.integers(0, 2**12 - 1)
+"""What to do, with what, and how: four bits each. In one number, since Hypothesis reduces steps of few draws
+best; and drawn before it is known what is possible, since it draws arguments of a rule fastest."""
 
 CONTENTS = ([0, 0], [0, 1])
 """What may be in a block: two that begin alike."""
@@ -47,14 +47,11 @@ class Table:
         return self.tokens[: end * BLOCK_SIZE]
 
 
-GROUPS_ASKED = ([0], [1], [0, 1])
-
-
 class Engine:
-    """Asks a pool what an engine asks, and knows who holds what. The pool is probed behind all that may change it.
+    """Asks a pool what an engine asks, knows who holds what, and probes behind all that may change the pool.
 
-    What it does is chosen by three numbers: what to do, with which of those that it can be done with, the newest
-    first, and how.
+    What it does is chosen by three numbers: what to do, with which of those that it can be done with (the
+    newest first), and how.
     """
 
     def __init__(self, draw: Draw, stage: Stage, description: Description) -> None:
@@ -63,8 +60,8 @@ class Engine:
         declared = description["capabilities"]
         self.numbers: list[str] = declared.get("block_numbers", [])
         self.tables: list[Table] = []
-        self.prompts: list[list[int]] = []
-        """What has been cached, each up to the end of a block or of a part of one."""
+        self.prompts: list[tuple[int, list[int]]] = []
+        """What has been cached: the group, and the tokens up to the end of a block or of a part of one."""
         self.keyed: set[int] = set()
         self.num_blocks = draw(st.integers(3, MAX_BLOCKS))
         self.enable_caching = draw(st.sampled_from([True, True, True, False]))
@@ -84,17 +81,16 @@ class Engine:
             ("get_new_blocks", self.new_tables, self.allocate),
             ("cache", self.tables_to_cache, self.cache),
             ("free", self.all_tables, self.free),
+            ("lookup", self.all_prompts, self.hit),
             ("get_new_blocks", self.tables_to_extend, self.allocate),
             ("free", self.tables_to_leave_behind, self.leave_behind),
-            ("lookup", self.all_prompts, self.hit),
             ("cache", self.tables_to_cache, self.cache),
-            *([("cache_partial", self.tables_to_cache_in_part, self.cache_partial)] if partial_keys else []),
             ("lookup", self.all_prompts, self.hit),
             ("evict", self.keyed_blocks, self.evict),
             ("lookup", self.all_prompts, self.look_up),
-            ("get_new_blocks", self.new_tables, self.allocate),
-            ("usage", self.the_pool, self.usage),
+            *([("cache_partial", self.tables_to_cache_in_part, self.cache_partial)] if partial_keys else []),
             ("reset", self.the_pool, self.reset),
+            ("usage", self.the_pool, self.usage),
         ]
         with_caching = ("cache", "cache_partial", "lookup", "evict")
         self.kinds = [
@@ -103,7 +99,8 @@ class Engine:
             if f"pool.{kind[0]}" in self.offered and (self.enable_caching or kind[0] not in with_caching)
         ]
 
-    def go_on(self, what: int, which: int, how: int) -> None:
+    def go_on(self, choice: int) -> None:
+        what, which, how = choice % 16, choice // 16 % 16, choice // 256
         possible = [(these, act) for _, choices, act in self.kinds if (these := choices())]
         these, act = possible[what % len(possible)]
         act(these[-1 - which % len(these)], how)
@@ -151,7 +148,7 @@ class Engine:
     def tables_to_cache_in_part(self) -> list[Table]:
         return [table for table in self.tables if self.real(table.blocks[: table.keyed + 1])]
 
-    def all_prompts(self) -> list[list[int]]:
+    def all_prompts(self) -> list[tuple[int, list[int]]]:
         return self.prompts
 
     def keyed_blocks(self) -> list[int]:
@@ -188,7 +185,7 @@ class Engine:
         tokens, blocks = table.fill(end, content), table.blocks[:end]
         self.do("cache", tokens=tokens, blocks=blocks, start=start, group=table.group)
         self.keyed.update(self.real(blocks[start:]))
-        self.remember(tokens)
+        self.remember(table.group, tokens)
 
     def cache_partial(self, table: Table, how: int) -> None:
         """Give a key to the beginning of a block, one that has a key or the first that has none."""
@@ -199,27 +196,29 @@ class Engine:
         tokens = table.fill(place + 1, content)[:-1]
         self.do("cache_partial", tokens=tokens, block=table.blocks[place], group=table.group)
         self.keyed.add(table.blocks[place])
-        self.remember(tokens)
+        self.remember(table.group, tokens)
 
-    def remember(self, tokens: list[int]) -> None:
-        if tokens not in self.prompts:
-            self.prompts.append(tokens)
+    def remember(self, group: int, tokens: list[int]) -> None:
+        if (group, tokens) not in self.prompts:
+            self.prompts.append((group, tokens))
 
-    def look_up(self, prompt: list[int], how: int) -> None:
+    def look_up(self, prompt: tuple[int, list[int]], how: int) -> None:
         """Look for a prompt as a whole, and leave it at that."""
-        self.ask("lookup", tokens=prompt, groups=GROUPS_ASKED[how % len(GROUPS_ASKED)])
+        group, tokens = prompt
+        self.ask("lookup", tokens=tokens, groups=[[group], [1 - group], list(GROUPS)][how % 3])
 
-    def hit(self, prompt: list[int], how: int) -> None:
+    def hit(self, prompt: tuple[int, list[int]], how: int) -> None:
         """A new request with a known prompt: hold its blocks, from the first to where one is not found."""
-        groups = GROUPS_ASKED[how % len(GROUPS_ASKED)]
+        group, tokens = prompt
+        groups = [[group], list(GROUPS)][how % 2]
         tables = [Table(group, []) for group in groups]
-        for end in range(BLOCK_SIZE, len(prompt) + 1, BLOCK_SIZE):
-            found = self.ask("lookup", tokens=prompt[:end], groups=groups).get("value")
+        for end in range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE):
+            found = self.ask("lookup", tokens=tokens[:end], groups=groups).get("value")
             if found is None:
                 break
             for table, block in zip(tables, found, strict=False):
                 table.blocks.append(block)
-                table.tokens, table.keyed = prompt[:end], end // BLOCK_SIZE
+                table.tokens, table.keyed = tokens[:end], end // BLOCK_SIZE
         for table in tables:
             if table.blocks:
                 self.tables.append(table)
@@ -272,16 +271,16 @@ class PoolMachine(Machine):
     def start(self, data: st.DataObject) -> None:
         self.engine = Engine(data.draw, self.stage, self.description)
 
-    @rule(what=CHOICE, which=CHOICE, how=CHOICE)
-    def go_on(self, what: int, which: int, how: int) -> None:
-        self.engine.go_on(what, which, how)
+    @rule(choice=CHOICE)
+    def go_on(self, choice: int) -> None:
+        self.engine.go_on(choice)
 
 
 def misuse(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """A little use, then one misuse, and no more: what a pool is like that has accepted it, nobody knows."""
     engine = Engine(draw, stage, description)
-    for choices in draw(st.lists(st.tuples(CHOICE, CHOICE, CHOICE), max_size=6)):
-        engine.go_on(*choices)
+    for choice in draw(st.lists(CHOICE, max_size=6)):
+        engine.go_on(choice)
     engine.misuse(draw)
 
 
@@ -292,6 +291,12 @@ def _one_subject(description: Description) -> Subjects:
 _USED = ("state", "get_new_blocks", "touch", "free", "cache", "lookup", "evict", "reset", "usage")
 
 WORKLOADS = [
-    Workload("pool.machine", ("pool", *(f"pool.{name}" for name in _USED)), _one_subject, PoolMachine),
+    Workload(
+        "pool.machine",
+        ("pool", *(f"pool.{name}" for name in _USED)),
+        _one_subject,
+        PoolMachine,
+        weight=3.0,
+    ),
     Workload("pool.misuse", ("pool", "pool.get_new_blocks", "pool.free"), _one_subject, misuse),
 ]

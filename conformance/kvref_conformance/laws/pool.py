@@ -91,7 +91,7 @@ def steps(events: list[Event]) -> Iterator[Step]:
                 held.update(shape.real(arguments["blocks"]))
             elif op == "pool.free":
                 held.subtract(shape.real(arguments["blocks"]))
-        probe = events[place + 1] if place + 1 < len(events) else {"op": "", "outcome": {}}
+        probe = events[place + 1] if place + 1 < len(events) else event
         after = probe["outcome"].get("value") if probe["op"] == "pool.state" else None
         yield Step(op, arguments, outcome, shape, before, after, held_before, held)
         if op not in READING:
@@ -278,7 +278,8 @@ def misuse_in(step: Step) -> str:
     if step.op == "pool.get_new_blocks":
         if step.args["num_blocks"] < 0:
             return "negative number"
-        if step.args["num_blocks"] > len(step.shape.usable) - len(+step.held_before):
+        held = [block for block in step.shape.usable if step.held_before[block] > 0]
+        if step.args["num_blocks"] > len(step.shape.usable) - len(held):
             return "more than are free"
     return ""
 
@@ -467,13 +468,13 @@ def judge_keys(step: Step, state: State, concerned: list[int] | None) -> None:
     for key, blocks in state["found"].items():
         for block in step.shape.real(blocks):
             found.setdefault(str(block), []).append(key)
-    for block in sorted(set(found) | set(state["keys"]), key=int):
-        if int(block) == step.shape.null:
+    for name in sorted({*found, *state["keys"]}, key=int):
+        if int(name) == step.shape.null:
             continue
-        carried, indexed = sorted(state["keys"].get(block, [])), sorted(found.get(block, []))
+        carried, indexed = sorted(state["keys"].get(name, [])), sorted(found.get(name, []))
         if carried != indexed:
             raise LawBroken(
-                f"after {step.op}: block {block} found under each key that it carries, {carried}",
+                f"after {step.op}: block {name} found under each key that it carries, {carried}",
                 f"under {indexed}",
                 ("not in the index" if set(carried) - set(indexed) else "only in the index",),
             )
@@ -501,7 +502,7 @@ def judge_keys(step: Step, state: State, concerned: list[int] | None) -> None:
 def reset(runs: Runs) -> int:
     """Reset is done exactly when nobody holds a block, and then leaves no key; else it changes nothing.
 
-    Whether references tell who holds a block is for another law, and so is whether free blocks are told apart.
+    Whether references tell who holds a block is for other laws, and so is whether the free are told apart.
     """
     judged = 0
     for step in steps(runs[0]):
@@ -547,10 +548,10 @@ LAWS = [
         id="pool.ref-model",
         level=Level.SAFETY,
         statement=(
-            "A block's reference count equals the number of tables that hold it; it is never negative; the null "
-            "block is exempt."
+            "A block's reference count equals the number of tables that hold it; it is never negative; the "
+            "null block is exempt."
         ),
-        why="With one too few a block is reused under a request that reads it; with one too many it never is.",
+        why="With one too few a block is reused under who reads it; with one too many it is lost.",
         sources=("the engine contract",),
         workload="pool.machine",
         check=ref_model,
@@ -572,8 +573,8 @@ LAWS = [
             "that the pool does not have are refused with an error, and nothing changes."
         ),
         why=(
-            "A mistake in a scheduler or a connector goes unnoticed, and shows later as wrong output of another "
-            "request."
+            "A mistake in a scheduler or a connector goes unnoticed, and shows later as wrong output of "
+            "another request."
         ),
         sources=("the engine contract",),
         workload="pool.misuse",
@@ -583,10 +584,10 @@ LAWS = [
         id="pool.reuse-order",
         level=Level.SAFETY,
         statement=(
-            "Free blocks are reused in the declared order; touching takes a block out of the line, and nothing "
-            "else moves those that wait in it."
+            "Free blocks are reused in the declared order; touching takes a block out of the line, and "
+            "nothing else moves those that wait in it."
         ),
-        why="Content that will be wanted again is lost while content that nobody wants stays: the cache misses.",
+        why="Content that is wanted again is lost while content that nobody wants stays: the cache misses.",
         sources=("the engine contract",),
         workload="pool.machine",
         check=reuse_order,
@@ -596,10 +597,11 @@ LAWS = [
         id="pool.hash-metadata",
         level=Level.SAFETY,
         statement=(
-            "A block carries a key exactly when the index finds it under that key (a block may have several, and "
-            "several blocks one); reuse and eviction clear all; blocks with one key live and die independently."
+            "A block carries a key exactly when the index finds it under that key (a block may have several, "
+            "and several blocks one); reuse and eviction clear all; blocks with one key live and die "
+            "independently."
         ),
-        why="A key without its content serves one request's cache to another; content without its key is lost.",
+        why="A key without its content serves another request's cache; content without its key is lost.",
         sources=("the engine contract",),
         workload="pool.machine",
         check=hash_metadata,
@@ -608,8 +610,8 @@ LAWS = [
         id="pool.reset",
         level=Level.SAFETY,
         statement=(
-            "Reset succeeds exactly when no request holds a block, and then no key survives; a reset that does "
-            "not succeed changes nothing."
+            "Reset succeeds exactly when no request holds a block, and then no key survives; a reset that "
+            "does not succeed changes nothing."
         ),
         why="It is called when weights have changed: a key that survives serves the cache of the old ones.",
         sources=("the engine contract",),

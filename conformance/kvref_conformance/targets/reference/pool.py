@@ -10,7 +10,6 @@ from kvref.pool import NULL_BLOCK, BlockPool
 from kvref.request import Request
 from kvref.target import Json, PoolShape, PoolState
 
-
 CURRENT: SimpleNamespace = SimpleNamespace(pool=None, block_size=0)
 
 

@@ -23,7 +23,6 @@ from kvref_conformance.targets.plugins import plugin_is_left_out
 from kvref_conformance.targets.vllm import drift, hashing, planner, pool, registry, specs
 from kvref_conformance.targets.vllm.plugin import Plugin, info
 
-
 REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
     {
         "0.32.0": {"unkeyed": "first", "keyed": "last"},

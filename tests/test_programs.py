@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kvref.target import PlannerPart, RegistryPart, SpecsPart, perform
+from kvref.target import PlannerPart, PoolPart, RegistryPart, SpecsPart, perform
 from kvref_conformance.laws import LAWS
 from kvref_conformance.laws.core import Law
 from kvref_conformance.programs import (
@@ -515,7 +515,7 @@ def test_every_law_and_operation_fits_into_one_program(target: str, isolated: bo
         part, _, function = operation.partition(".")
         return Source(operations_module(target, part) or "", function)
 
-    parts = {"specs": SpecsPart, "registry": RegistryPart, "planner": PlannerPart}
+    parts = {"specs": SpecsPart, "registry": RegistryPart, "planner": PlannerPart, "pool": PoolPart}
     every = [f"{name}.{f}" for name, part in parts.items() for f in vars(part) if not f.startswith("_")]
     assert "registry.check" in every
     for each in LAWS.values():

@@ -298,5 +298,5 @@ WORKLOADS = [
         PoolMachine,
         weight=3.0,
     ),
-    Workload("pool.misuse", ("pool", "pool.get_new_blocks", "pool.free"), _one_subject, misuse),
+    Workload("pool.misuse", ("pool", "pool.get_new_blocks", "pool.free"), _one_subject, misuse, weight=2.0),
 ]

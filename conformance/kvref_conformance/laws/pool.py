@@ -210,12 +210,13 @@ def null_block(runs: Runs) -> int:
                 raise LawBroken(f"blocks other than the null block {null}", f"{step.value}", (facet,))
         if step.op == "pool.usage" and step.done and step.before is not None:
             judged += 1
+            told: float = step.outcome["value"]
             usable, free = len(shape.usable), step.before["free_count"]
             usage = 1 - free / usable if usable else 0.0
-            if abs(step.value - usage) > 1e-6:
+            if abs(told - usage) > 1e-6:
                 raise LawBroken(
                     f"a usage of {usage:.4f}, with {free} of {usable} blocks free, the null block left out",
-                    f"{step.value:.4f}",
+                    f"{told:.4f}",
                     ("usage",),
                 )
         if step.after is not None:
@@ -271,8 +272,9 @@ def bad_input_refused(runs: Runs) -> int:
 def misuse_in(step: Step) -> str:
     """What is wrong with the operation, if something is."""
     blocks = step.args.get("blocks", [])
-    if step.op in ("pool.touch", "pool.free", "pool.evict") and step.shape.foreign(blocks):
-        return f"{step.op.partition('.')[2]} of a foreign block"
+    if step.op in ("pool.touch", "pool.free", "pool.evict") and (foreign := step.shape.foreign(blocks)):
+        which = "a negative block" if min(foreign) < 0 else "a block beyond the last"
+        return f"{step.op.partition('.')[2]} of {which}"
     if step.op == "pool.free" and not Counter(step.shape.real(blocks)) <= step.held_before:
         return "freed too often"
     if step.op == "pool.get_new_blocks":

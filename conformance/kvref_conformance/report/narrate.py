@@ -68,9 +68,39 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
         case {"op": "planner.config", "args": {"layers": dict() as layers, **limits}}:
             told = _mapping({str(name): value for name, value in limits.items()}, "=")
             return f"plan the layers {_mapping(layers, ': ', labels)} with {told}"
+        case {"op": str(operation), "args": dict() as arguments} if operation.startswith("pool."):
+            return _describe_pool(operation.removeprefix("pool."), arguments)
         case {"op": operation, "args": dict() as arguments}:
             return f"{operation}({_mapping(arguments, '=', labels)})"
     return repr(op)
+
+
+def _describe_pool(operation: str, arguments: Mapping[str, Any]) -> str:
+    match operation, arguments:
+        case "create", {"num_blocks": number, "enable_caching": caching, "block_size": size, **rest}:
+            hashed = f"hashed every {rest.get('hash_block_size')}" if caching else "caching off"
+            return f"create a pool of {_value(number)} blocks of {_value(size)} tokens, {hashed}"
+        case "get_new_blocks", {"num_blocks": number}:
+            return f"take {_value(number)} new blocks"
+        case "touch" | "free" | "evict", {"blocks": blocks}:
+            return f"{operation} the blocks {_value(blocks)}"
+        case "cache", {"tokens": tokens, "blocks": [*blocks], "start": int(start), "group": group}:
+            behind = f" behind {_value(blocks[:start])}" if start else ""
+            named = f"give keys to the blocks {_value(blocks[start:])}{behind}"
+            return f"{named} for the tokens {_value(tokens)} in group {_value(group)}"
+        case "cache_partial", {"tokens": tokens, "block": block, "group": group}:
+            return (
+                f"give block {_value(block)} a key for the tokens {_value(tokens)} in group {_value(group)}"
+            )
+        case "lookup", {"tokens": tokens, "groups": groups}:
+            return f"look for the tokens {_value(tokens)} in the groups {_value(groups)}"
+        case "reset", _:
+            return "reset the prefix cache"
+        case "usage", _:
+            return "ask how much is used"
+        case "state", _:
+            return "probe the pool"
+    return f"pool.{operation}({_mapping(arguments, '=')})"
 
 
 def describe_outcome(outcome: Mapping[str, Any]) -> str:
@@ -108,6 +138,8 @@ def _narrate_run(operations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     built: dict[str, str] = {}
     several = len({_key(op["args"].get("spec")) for op in operations if op["op"] == "specs.build"}) > 1
     for op in operations:
+        if op["op"] == "pool.state" and "outcome" not in op:
+            continue  # says nothing, and there is one behind each operation
         line = describe_operation(op, built)
         if op["op"] == "specs.build":
             label = built.setdefault(

@@ -24,9 +24,7 @@ from kvref_conformance.targets.vllm import drift, hashing, planner, pool, regist
 from kvref_conformance.targets.vllm.plugin import Plugin, info
 
 REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
-    {
-        "0.32.0": {"unkeyed": "first", "keyed": "last"},
-    }
+    {version: {"unkeyed": "first", "keyed": "last"} for version in ("0.30.0", "0.32.0")}
 )
 """In which order blocks are reused, by version: it differs, and only what was looked at is declared."""
 

@@ -20,6 +20,7 @@ from kvref_conformance.laws.pool import (
 )
 from kvref_conformance.report.narrate import describe_operation, narrate
 from kvref_conformance.stage import _is_answer
+from kvref_conformance.targets.reference.pool import CURRENT
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 Event = dict[str, Any]
@@ -426,6 +427,24 @@ def test_the_reference_does_what_the_protocol_says() -> None:
     ask("free", blocks=[first])
     assert ask("reset") is True
     assert ask("state")["found"] == {}
+
+
+def test_the_probe_comes_back_from_a_ring() -> None:
+    target = ReferenceTarget()
+    made = {"num_blocks": 4, "enable_caching": True, "block_size": 2, "hash_block_size": 2}
+    perform(target, "pool.create", made)
+    told = perform(target, "pool.state", {})["value"]
+    assert disorder_in(create(), told) == ""
+    CURRENT.pool._next[:2] = [1, 1]
+    assert disorder_in(create(), perform(target, "pool.state", {})["value"]) == "counter"
+
+
+def disorder_in(created: Event, told: dict[str, Any]) -> str:
+    try:
+        partition([[created, event("state", told)]])
+    except LawBroken as broken:
+        return broken.facets[0]
+    return ""
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,16 @@ def key_name(block_hash: bytes, group: int) -> str:
     return f"{block_hash[:6].hex()}/{group}"
 
 
+def free_line(pool: BlockPool) -> list[int]:
+    """The free blocks; not all that come if those with keys have become a ring."""
+    line = pool._unkeyed[::-1]
+    block = pool._next[NULL_BLOCK]
+    while block and len(line) <= pool.num_gpu_blocks:
+        line.append(block)
+        block = pool._next[block]
+    return line
+
+
 def state() -> PoolState:
     pool = current_pool()
     found: dict[str, list[int]] = {}
@@ -87,7 +97,7 @@ def state() -> PoolState:
             others = pool._others.get((block_hash, group), {})
             found[key_name(block_hash, group)] = [block, *others]
     return {
-        "free": pool.get_all_free_blocks(),
+        "free": free_line(pool),
         "free_count": pool.get_num_free_blocks(),
         "refs": list(pool._ref_cnts),
         "keys": {

@@ -115,6 +115,16 @@ def key_name(key: Any) -> str:
     return f"{kv_cache_utils.get_block_hash(key)[:6].hex()}/{kv_cache_utils.get_group_id(key)}"
 
 
+def free_line(pool: Any) -> list[int]:
+    """The free blocks; not all that come if their list has become a ring."""
+    line: list[int] = []
+    block = pool.free_block_queue.fake_free_list_head.next_free_block
+    while block is not None and block.next_free_block is not None and len(line) <= len(pool.blocks):
+        line.append(block.block_id)
+        block = block.next_free_block
+    return line
+
+
 def state() -> PoolState:
     pool = CURRENT.pool
     further = getattr(pool, "cached_block_hashes_by_block", {})
@@ -128,7 +138,7 @@ def state() -> PoolState:
     for key, cached in pool.cached_block_hash_to_block._cache.items():
         found[key_name(key)] = numbers(list(cached.values()) if isinstance(cached, dict) else [cached])
     return {
-        "free": numbers(pool.free_block_queue.get_all_free_blocks()),
+        "free": free_line(pool),
         "free_count": pool.get_num_free_blocks(),
         "refs": [block.ref_cnt for block in pool.blocks],
         "keys": keys,

@@ -1,6 +1,7 @@
 """Every workload, by name."""
 
 from kvref_strategies import (
+    caches,
     contents,
     drift,
     models,
@@ -24,6 +25,7 @@ WORKLOADS: dict[str, Workload] = {
         *contents.WORKLOADS,
         *models.WORKLOADS,
         *pools.WORKLOADS,
+        *caches.WORKLOADS,
         *drift.WORKLOADS,
     )
 }

@@ -90,7 +90,10 @@ def free_line(pool: BlockPool) -> list[int]:
 
 
 def state() -> PoolState:
-    pool = current_pool()
+    return state_of(current_pool())
+
+
+def state_of(pool: BlockPool) -> PoolState:
     found: dict[str, list[int]] = {}
     for group, index in pool._index.items():
         for block_hash, block in index.items():

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import kvref
 from kvref.target import (
+    CachePart,
     DriftPart,
     HashingPart,
     Json,
@@ -16,7 +17,7 @@ from kvref.target import (
     RegistryPart,
     SpecsPart,
 )
-from kvref_conformance.targets.reference import drift, hashing, planner, pool, registry, specs
+from kvref_conformance.targets.reference import cache, drift, hashing, planner, pool, registry, specs
 
 
 class ReferenceTarget:
@@ -40,6 +41,7 @@ class ReferenceTarget:
     hashing: HashingPart = hashing
     planner: PlannerPart = planner
     pool: PoolPart = pool
+    cache: CachePart = cache
 
     @property
     def plugin(self) -> PluginInfo | None:

@@ -111,8 +111,14 @@ def usage() -> float:
     return used
 
 
+def hash_name(block_hash: Any) -> str:
+    """The last bytes: in releases that put the hashes of small blocks together, those of the last of them."""
+    last: bytes = block_hash[-6:]
+    return last.hex()
+
+
 def key_name(key: Any) -> str:
-    return f"{kv_cache_utils.get_block_hash(key)[:6].hex()}/{kv_cache_utils.get_group_id(key)}"
+    return f"{hash_name(kv_cache_utils.get_block_hash(key))}/{kv_cache_utils.get_group_id(key)}"
 
 
 def free_line(pool: Any) -> list[int]:
@@ -126,7 +132,10 @@ def free_line(pool: Any) -> list[int]:
 
 
 def state() -> PoolState:
-    pool = CURRENT.pool
+    return state_of(CURRENT.pool)
+
+
+def state_of(pool: Any) -> PoolState:
     further = getattr(pool, "cached_block_hashes_by_block", {})
     keys: dict[str, list[str]] = {}
     for block in pool.blocks:

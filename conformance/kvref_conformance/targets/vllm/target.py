@@ -9,6 +9,7 @@ from types import MappingProxyType
 import vllm
 
 from kvref.target import (
+    CachePart,
     DriftPart,
     HashingPart,
     Json,
@@ -20,7 +21,7 @@ from kvref.target import (
 )
 from kvref_conformance.targets.codec import foreign
 from kvref_conformance.targets.plugins import plugin_is_left_out
-from kvref_conformance.targets.vllm import drift, hashing, planner, pool, registry, specs
+from kvref_conformance.targets.vllm import cache, drift, hashing, planner, pool, registry, specs
 from kvref_conformance.targets.vllm.plugin import Plugin, info
 
 REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
@@ -60,6 +61,7 @@ class VllmTarget:
     hashing: HashingPart = hashing
     planner: PlannerPart = planner
     pool: PoolPart = pool
+    cache: CachePart = cache
 
     def __init__(self, plugin: Plugin | None = None) -> None:
         self._plugin = plugin

@@ -1,0 +1,245 @@
+"""Operations on vLLM's KVCacheManager. Imports vLLM alone, and is copied into stand-alone programs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils, single_type_kv_cache_manager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+
+from kvref.target import Allocation, CacheEvent, CacheGroup, CacheShape, CacheState, Copy, Hit
+from kvref_conformance.targets.vllm.pool import hash_name, numbers, state_of
+from kvref_conformance.targets.vllm.specs import make
+
+CURRENT: SimpleNamespace = SimpleNamespace(manager=None, hasher=None, requests={}, needed=0, taken=[])
+
+
+def create(
+    groups: Sequence[CacheGroup],
+    num_blocks: int,
+    scheduler_block_size: int,
+    hash_block_size: int,
+    max_model_len: int,
+    max_in_flight_tokens: int,
+    enable_caching: bool,
+    use_eagle: bool,
+    max_encoder_tokens: int,
+) -> CacheShape:
+    register_built_ins()
+    kv_cache_utils.init_none_hash(sha256)
+    config = KVCacheConfig(
+        num_blocks=num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[group_of(place, group) for place, group in enumerate(groups)],
+    )
+    known = inspect.signature(KVCacheManager).parameters
+    sizes = {
+        "max_model_len": max_model_len,
+        "scheduler_block_size": scheduler_block_size,
+        "hash_block_size": hash_block_size,
+        # One limit under the names that it has had.
+        "max_in_flight_tokens": max_in_flight_tokens,
+        "max_num_batched_tokens": max_in_flight_tokens,
+        "enable_caching": enable_caching,
+        "use_eagle": use_eagle,
+        "enable_kv_cache_events": True,
+    }
+    manager = KVCacheManager(config, **{name: size for name, size in sizes.items() if name in known})
+    CURRENT.manager, CURRENT.requests = manager, {}
+    CURRENT.hasher = kv_cache_utils.get_request_block_hasher(hash_block_size, sha256)
+    watch(manager)
+    managers = manager.coordinator.single_type_managers
+    queue = manager.block_pool.free_block_queue
+    limits = (max_in_flight_tokens, max_model_len)
+    return {
+        "null": manager.block_pool.null_block.block_id,
+        "reserved": sorted({*range(1, num_blocks)} - {*numbers(queue.get_all_free_blocks())}),
+        "alignment": getattr(manager.coordinator, "_cache_hit_alignment_tokens", scheduler_block_size),
+        "caps": [cap_of(each.kv_cache_spec, *limits) for each in managers],
+        "reports_new": [bool(getattr(each, "records_new_block_ids", False)) for each in managers],
+    }
+
+
+def register_built_ins() -> None:
+    if hasattr(single_type_kv_cache_manager, "register_all_kvcache_specs"):
+        single_type_kv_cache_manager.register_all_kvcache_specs(None)
+
+
+def group_of(place: int, group: CacheGroup) -> Any:
+    made = KVCacheGroupSpec([f"layer.{place}"], make(group["spec"]))
+    made.is_eagle_group = group["eagle"]
+    return made
+
+
+def cap_of(spec: Any, max_in_flight_tokens: int, max_model_len: int) -> int | None:
+    cap = getattr(spec, "max_admission_blocks_per_request", None)
+    return None if cap is None else int(cap(max_in_flight_tokens, max_model_len))
+
+
+def watch(manager: Any) -> None:
+    """Note what is predicted to be needed, and what is then taken."""
+    predict, take = manager.coordinator.get_num_blocks_to_allocate, manager.block_pool.get_new_blocks
+
+    def get_num_blocks_to_allocate(*arguments: Any, **named: Any) -> Any:
+        CURRENT.needed = predict(*arguments, **named)
+        return CURRENT.needed
+
+    def get_new_blocks(num_blocks: int) -> Any:
+        taken = take(num_blocks)
+        CURRENT.taken += numbers(taken)
+        return taken
+
+    manager.coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate
+    manager.block_pool.get_new_blocks = get_new_blocks
+
+
+def objects(blocks: Sequence[int]) -> list[Any]:
+    return [CURRENT.manager.block_pool.blocks[block] for block in blocks]
+
+
+def add(request: str, tokens: Sequence[int], max_tokens: int, salt: str | None) -> None:
+    CURRENT.requests[request] = Request(
+        request_id=request,
+        prompt_token_ids=list(tokens),
+        sampling_params=SamplingParams(max_tokens=max_tokens),
+        pooling_params=None,
+        cache_salt=salt,
+        block_hasher=CURRENT.hasher,
+    )
+
+
+def lookup(request: str) -> Hit:
+    made = CURRENT.requests[request]
+    blocks, tokens, *boundary = CURRENT.manager.get_computed_blocks(made)
+    if boundary:
+        made.shared_prefix_boundary = boundary[0]
+    return {
+        "tokens": tokens,
+        "blocks": [numbers(group) for group in blocks.blocks],
+        "hashes": [hash_name(each) for each in made.block_hashes],
+    }
+
+
+def allocate(
+    request: str,
+    new: int,
+    hit: Hit | None = None,
+    lookahead: int = 0,
+    external: int = 0,
+    delay: bool = False,
+    encoder: int = 0,
+    whole: bool = False,
+) -> Allocation:
+    CURRENT.needed, CURRENT.taken = 0, []
+    manager = CURRENT.manager
+    found = manager.create_kv_cache_blocks(tuple(map(objects, hit["blocks"]))) if hit else None
+    added = manager.allocate_slots(
+        CURRENT.requests[request],
+        new,
+        num_new_computed_tokens=hit["tokens"] if hit else 0,
+        new_computed_blocks=found,
+        num_lookahead_tokens=lookahead,
+        num_external_computed_tokens=external,
+        delay_cache_blocks=delay,
+        num_encoder_tokens=encoder,
+        full_sequence_must_fit=whole,
+    )
+    return {
+        "added": None if added is None else [numbers(group) for group in added.blocks],
+        "needed": CURRENT.needed,
+        "taken": CURRENT.taken,
+    }
+
+
+def progress(request: str, computed: int, in_flight: int, output: Sequence[int]) -> None:
+    made = CURRENT.requests[request]
+    made.append_output_token_ids(list(output))
+    made.num_computed_tokens, made.num_in_flight_tokens = computed, in_flight
+
+
+def cache_blocks(request: str, computed: int) -> None:
+    CURRENT.manager.cache_blocks(CURRENT.requests[request], computed)
+
+
+def free(request: str) -> None:
+    CURRENT.manager.free(CURRENT.requests[request])
+
+
+def evict(blocks: Sequence[int]) -> None:
+    CURRENT.manager.evict_blocks(set(blocks))
+
+
+def reset() -> bool:
+    done: bool = CURRENT.manager.reset_prefix_cache()
+    return done
+
+
+def new_step() -> None:
+    CURRENT.manager.new_step_starts()
+
+
+def take_new_block_ids() -> list[int]:
+    taken: list[int] = CURRENT.manager.take_new_block_ids()
+    return taken
+
+
+def take_copies() -> list[Copy]:
+    take = getattr(CURRENT.manager, "take_kv_cache_block_copies", None)
+    if take is None:
+        return []
+    copies, retained = take()
+    # What the scheduler does when the step with the copies has been handed over.
+    CURRENT.manager.block_pool.free_blocks(retained)
+    return [{"source": copy.src_block_id, "destination": copy.dst_block_id} for copy in copies]
+
+
+def take_events() -> list[CacheEvent]:
+    return [event_in_words(event) for event in CURRENT.manager.take_events()]
+
+
+def event_in_words(event: Any) -> CacheEvent:
+    kind = type(event).__name__
+    if kind == "AllBlocksCleared":
+        return {"what": "cleared", "hashes": []}
+    told: CacheEvent = {
+        "what": "stored" if kind == "BlockStored" else "removed",
+        "hashes": [event_hash_name(each) for each in event.block_hashes],
+    }
+    if getattr(event, "group_idx", None) is not None:
+        told["group"] = event.group_idx
+    if kind == "BlockStored":
+        parent = event.parent_block_hash
+        told["parent"] = None if parent is None else event_hash_name(parent)
+        told["tokens"] = list(event.token_ids)
+        told["block_size"] = event.block_size
+    return told
+
+
+def event_hash_name(block_hash: Any) -> str:
+    """Events have the hash itself, or its last eight bytes as a number."""
+    return hash_name(block_hash.to_bytes(8, "big") if isinstance(block_hash, int) else block_hash)
+
+
+def common_prefix(request: str) -> list[int]:
+    common: list[int] = CURRENT.manager.get_num_common_prefix_blocks(request)
+    return common
+
+
+def state() -> CacheState:
+    managers = CURRENT.manager.coordinator.single_type_managers
+    holders = [name for name in CURRENT.requests if any(each.req_to_blocks.get(name) for each in managers)]
+    copies = [pair for each in managers for pair in getattr(each, "_pending_cow_copies", ())]
+    return {
+        **state_of(CURRENT.manager.block_pool),
+        "tables": {
+            name: [numbers(each.req_to_blocks.get(name, ())) for each in managers] for name in holders
+        },
+        "pins": numbers([block for pair in copies for block in pair]),
+    }

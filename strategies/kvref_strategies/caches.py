@@ -26,16 +26,17 @@ KINDS = (
 OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec")
 """Kinds with other rules, whatever they derive from."""
 
+COMPANIONS = ("FullAttentionSpec", "SlidingWindowSpec", "MambaSpec")
+"""What layers there are beside those of the class in question."""
+
 BLOCK_SIZES = [2, 4]
 """Tokens."""
 
 
 def kind_of(info: SpecClassInfo) -> str | None:
     """The kind whose rules the class follows, or None if they are not known."""
-    return next(
-        (None if name in OTHER_KINDS else name for name in info["mro"] if name in (*KINDS, *OTHER_KINDS)),
-        None,
-    )
+    nearest = next((name for name in info["mro"] if name in (*KINDS, *OTHER_KINDS)), None)
+    return nearest if nearest in KINDS else None
 
 
 def _reason(info: SpecClassInfo) -> str | None:
@@ -64,10 +65,7 @@ def setups(draw: Draw, description: Description, subject: str) -> Setup:
     info = class_info(description, subject)
     kind = kind_of(info)
     others = [
-        other
-        for other in description["classes"]
-        if other["name"] in ("FullAttentionSpec", "SlidingWindowSpec", "MambaSpec")
-        and not missing_menu(other)
+        each for each in description["classes"] if each["name"] in COMPANIONS and not missing_menu(each)
     ]
     infos = [info, *draw(st.lists(st.sampled_from(others), max_size=2))]
     kinds = [kind_of(each) for each in infos]

@@ -488,7 +488,8 @@ class Engine:
 
     def evict(self, request: Request, how: int) -> None:
         """What was loaded into blocks turned out to be bad."""
-        held = self.stage.perform("cache.state").get("value", {}).get("tables", {}).get(request.name, [])
+        state: dict[str, Any] = self.ask("state") or {"tables": {}}
+        held = state["tables"].get(request.name, [])
         blocks = sorted({block for table in held for block in table} - {self.shape["null"]})
         if blocks:
             self.do("evict", blocks=blocks[: 1 + how % len(blocks)])

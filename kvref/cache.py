@@ -146,17 +146,19 @@ class KVCacheManager:
             min(main_model + num_lookahead_tokens, self.max_model_len), main_model, num_encoder_tokens
         )
         coordinator, request_id = self.coordinator, request.request_id
+        # Whose tokens were all loaded computes the last one again, for its output.
+        resume = total if coordinator.has_blocks(request_id) else min(total, request.num_tokens - 1)
         if full_sequence_must_fit:
             whole = max(main_model, min(request.num_tokens, self.max_model_len))
             everything = Slots(whole, whole, num_encoder_tokens)
-            needed = coordinator.get_num_blocks_to_allocate(request_id, everything, hits, total, True)
+            needed = coordinator.get_num_blocks_to_allocate(request_id, everything, hits, resume, True)
             if needed > self.block_pool.get_num_free_blocks():
                 return None
-        coordinator.remove_skipped_blocks(request_id, max(0, total - request.num_in_flight_tokens))
-        needed = coordinator.get_num_blocks_to_allocate(request_id, slots, hits, total)
+        coordinator.remove_skipped_blocks(request_id, max(0, resume - request.num_in_flight_tokens))
+        needed = coordinator.get_num_blocks_to_allocate(request_id, slots, hits, resume)
         if needed > self.block_pool.get_num_free_blocks():
             return None
-        added = coordinator.allocate(request_id, slots, hits, total)
+        added = coordinator.allocate(request_id, slots, hits, resume)
         if not delay_cache_blocks:
             coordinator.cache_blocks(request, min(main_model, request.num_tokens))
         return KVCacheBlocks(added)

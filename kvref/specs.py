@@ -89,11 +89,14 @@ class MemoryLimits:
     """Tokens that may be scheduled and not yet confirmed computed, over all steps in flight."""
     max_encoder_tokens: int = 0
     """Encoder tokens of one request that cross attention may attend to."""
+    max_concurrent_batches: int = 2
+    """Steps that may be in flight at a time; two, where outputs are not waited for."""
 
     def __post_init__(self) -> None:
         _require_int(self, "max_model_len", 1)
         _require_int(self, "max_in_flight_tokens", 0)
         _require_int(self, "max_encoder_tokens", 0)
+        _require_int(self, "max_concurrent_batches", 1)
 
 
 def one_if_any(values: Sequence[Any]) -> Any:
@@ -608,11 +611,12 @@ class MambaSpec(PaddedKVCacheSpec):
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
         """The running state, those being written, and the speculative blocks.
 
-        "align" writes one new state a step. The other modes take a block for each position, so that, next to
-        the block of the last computed token, those of the tokens in flight are held.
+        "align" writes one new state a step, and each step in flight still reads the one before. The other
+        modes take a block for each position, so that, next to the block of the last computed token, those of
+        the tokens in flight are held.
         """
         if self.mamba_cache_mode == "align":
-            states = 2
+            states = 1 + limits.max_concurrent_batches
         else:
             states = min(
                 _cdiv(limits.max_model_len, self.block_size),

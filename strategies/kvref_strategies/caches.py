@@ -26,8 +26,8 @@ KINDS = (
 OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec")
 """Kinds with other rules, whatever they derive from."""
 
-COMPANIONS = ("FullAttentionSpec", "SlidingWindowSpec", "MambaSpec")
-"""What layers there are beside those of the class in question."""
+COMPANION = "FullAttentionSpec"
+"""What layers there are beside those of the class in question, and others of its own."""
 
 BLOCK_SIZES = [2, 4]
 """Tokens."""
@@ -64,9 +64,7 @@ def setups(draw: Draw, description: Description, subject: str) -> Setup:
     """An engine for layers of the class, alone or beside layers of other stock classes."""
     info = class_info(description, subject)
     kind = kind_of(info)
-    others = [
-        each for each in description["classes"] if each["name"] in COMPANIONS and not missing_menu(each)
-    ]
+    others = [info, *(each for each in description["classes"] if each["name"] == COMPANION)]
     infos = [info, *draw(st.lists(st.sampled_from(others), max_size=2))]
     kinds = [kind_of(each) for each in infos]
     enable_caching = "CrossAttentionSpec" not in kinds and draw(st.sampled_from([True, True, True, False]))

@@ -49,6 +49,15 @@ class Setup:
     """Whether there is somewhere else that tokens can be loaded from."""
 
     @property
+    def is_recurrent(self) -> bool:
+        return any(group.get("kind") == "MambaSpec" for group in self.groups)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether there is one group, whose requests keep all of their blocks."""
+        return [group.get("kind") for group in self.groups] == ["FullAttentionSpec"]
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """What the cache manager is made with."""
         return {
@@ -81,6 +90,8 @@ class Request:
     awaited: int = 0
     """Outputs and drafts of steps under way, in an engine that does not wait for them."""
     loading: bool = False
+    found: int = 0
+    """Of its computed tokens those that were found when it was let in."""
     starts: int = 0
     """How often it was preempted: what comes back of a step from before says nothing about it now."""
     encoder: int = 0
@@ -378,6 +389,7 @@ class Engine:
         if answer is None or answer["added"] is None:
             return
         request.computed = start
+        request.found = hit["tokens"] if hit else request.found
         if delay:
             request.loading = True
             self._progress(request)
@@ -390,7 +402,8 @@ class Engine:
     def _external(self, request: Request, found: int, how: int) -> tuple[int, int, bool]:
         """What else to decide, how many tokens are loaded from elsewhere, and whether the step waits."""
         unit = self.setup.scheduler_block_size
-        most = (len(request.tokens) - found) // unit
+        # A recurrent state is that behind all tokens before the last: it is not there for the last one alone.
+        most = (len(request.tokens) - self.setup.is_recurrent - found) // unit
         how, some = divmod(how, 4)
         if not self.setup.loads or found % unit or some < 2 or not most:
             return how, 0, False
@@ -405,7 +418,9 @@ class Engine:
         unit = self.setup.scheduler_block_size
         request.loading = False
         if how % 4 == 0:
-            request.computed = how // 4 % (request.computed // unit) * unit
+            # Where it matters what has been freed meanwhile, what did arrive is given up as well.
+            some = how // 4 % ((request.computed - request.found) // unit) * unit
+            request.computed = request.found + some if self.setup.keeps_all else 0
         if request.computed:
             self.do("cache_blocks", request=request.name, computed=request.computed)
             request.computed = min(request.computed, len(request.tokens) - 1)

@@ -1,6 +1,19 @@
 """The catalogue of laws, in the order in which they are reported."""
 
-from kvref_conformance.laws import drift, hashes, plan, pool, registry, spec, spec_groups, spec_pages
+from kvref_conformance.laws import (
+    admission,
+    coordinator,
+    drift,
+    events,
+    hashes,
+    manager,
+    plan,
+    pool,
+    registry,
+    spec,
+    spec_groups,
+    spec_pages,
+)
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.target import ANSWERS
 
@@ -17,6 +30,10 @@ LAWS: dict[str, Law] = {
         *plan.LAWS,
         *hashes.LAWS,
         *pool.LAWS,
+        *events.LAWS,
+        *manager.LAWS,
+        *coordinator.LAWS,
+        *admission.LAWS,
         *drift.LAWS,
         ANSWERS,
     )

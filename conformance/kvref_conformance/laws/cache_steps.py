@@ -1,0 +1,218 @@
+"""What a scheduler did with a cache manager, step by step, for the laws that judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvref_conformance.laws.core import Event
+
+State = dict[str, Any]
+"""What a probe answers: as `kvref.target.CacheState` has it."""
+
+READING = (
+    "cache.add",
+    "cache.lookup",
+    "cache.progress",
+    "cache.new_step",
+    "cache.take_new_block_ids",
+    "cache.take_events",
+    "cache.common_prefix",
+)
+"""Operations that move no block and no key, so that what was probed before them is still so."""
+
+WINDOWS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of layers, and the rules of its kind."""
+
+    number: int
+    name: str
+    kind: str
+    fields: dict[str, Any]
+    eagle: bool
+
+    @property
+    def block_size(self) -> int:
+        return int(self.fields["block_size"])
+
+    @property
+    def further_blocks(self) -> int:
+        """Blocks of a table behind that of the last token, for states of drafts."""
+        return int(self.fields.get("num_speculative_blocks", 0)) if self.kind == "MambaSpec" else 0
+
+    def first_read(self, position: int) -> int:
+        """The first position that a token at this position reads from the cache."""
+        if self.kind in WINDOWS:
+            return max(0, position - int(self.fields["sliding_window"]) + 1)
+        if self.kind == "ChunkedLocalAttentionSpec":
+            chunk = int(self.fields["attention_chunk_size"])
+            return position // chunk * chunk
+        if self.kind == "MambaSpec":
+            return max(0, position - 1)
+        return 0
+
+    def blocks_for(self, tokens: int, encoder: int) -> int:
+        """How long a table is for so many tokens."""
+        size = self.block_size
+        if self.kind == "CrossAttentionSpec":
+            return -(-encoder // size)
+        return -(-tokens // size) + self.further_blocks
+
+
+@dataclass
+class Request:
+    """How far a request is, as its cache manager was told."""
+
+    tokens: list[int]
+    encoder: int = 0
+    computed: int = 0
+    in_flight: int = 0
+    loaded: int = 0
+    """Tokens up to here came from elsewhere, or were found. The last of them may be computed again."""
+    stale: int = 0
+    """Tokens in flight from before its blocks were taken."""
+
+    @property
+    def confirmed(self) -> int:
+        """Tokens that are computed for certain: whatever comes next reads as the token at this position."""
+        return max(0, self.computed - (self.in_flight - self.stale))
+
+
+@dataclass
+class Cache:
+    """A cache manager that was made, with its requests."""
+
+    arguments: dict[str, Any]
+    shape: dict[str, Any]
+    groups: list[Group]
+    requests: dict[str, Request] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> list[int]:
+        kept = {self.shape["null"], *self.shape["reserved"]}
+        return [block for block in range(self.arguments["num_blocks"]) if block not in kept]
+
+    def real(self, blocks: list[int]) -> list[int]:
+        return [block for block in blocks if block != self.shape["null"]]
+
+
+@dataclass
+class Step:
+    """An operation, the probes before and behind it, and the request as it was before."""
+
+    op: str
+    args: dict[str, Any]
+    outcome: dict[str, Any]
+    cache: Cache
+    before: State | None
+    after: State | None
+    request: Request | None
+
+    @property
+    def done(self) -> bool:
+        return "value" in self.outcome
+
+    @property
+    def value(self) -> Any:
+        return self.outcome.get("value")
+
+    @property
+    def refused(self) -> str:
+        """The exception in a line, if there was one."""
+        error = self.outcome.get("error")
+        return f"{error['type']}: {error['message']}" if error else ""
+
+    @property
+    def hit(self) -> dict[str, Any]:
+        """What an allocation took over that had been found."""
+        return self.args.get("hit") or {"tokens": 0, "blocks": [[] for _ in self.cache.groups]}
+
+    @property
+    def allocated(self) -> bool:
+        """Whether it is an allocation that was granted."""
+        return self.op == "cache.allocate" and self.done and self.value["added"] is not None
+
+    @property
+    def start(self) -> int:
+        """Where the tokens begin that an allocation is for."""
+        computed = self.request.computed if self.request else 0
+        return computed + int(self.hit["tokens"]) + int(self.args.get("external", 0))
+
+    @property
+    def end(self) -> int:
+        """Where they end."""
+        return self.start + int(self.args.get("new", 0))
+
+    def table(self, state: State, group: Group) -> list[int]:
+        """The table of the request in a group."""
+        tables: list[list[int]] = state["tables"].get(self.args["request"], [[] for _ in self.cache.groups])
+        return tables[group.number]
+
+    def in_words(self) -> str:
+        told = {name: value for name, value in self.args.items() if value and name != "groups"}
+        return f"{self.op.partition('.')[2]}({', '.join(f'{name}={told[name]}' for name in told)})"
+
+
+def cache_of(event: Event) -> Cache | None:
+    if "value" not in event["outcome"]:
+        return None
+    groups = [
+        Group(
+            place,
+            group["spec"]["class"],
+            group.get("kind", ""),
+            group["spec"]["fields"],
+            bool(group["eagle"]),
+        )
+        for place, group in enumerate(event["args"]["groups"])
+    ]
+    return Cache(event["args"], event["outcome"]["value"], groups)
+
+
+def steps(events: list[Event]) -> Iterator[Step]:
+    """Each operation on a cache that was made, its making included."""
+    cache: Cache | None = None
+    before: State | None = None
+    for place, event in enumerate(events):
+        op, arguments, outcome = event["op"], event["args"], event["outcome"]
+        if op == "cache.state":
+            before = outcome.get("value")
+            continue
+        if op == "cache.create":
+            cache, before = cache_of(event), None
+        if cache is None or not op.startswith("cache."):
+            continue
+        probe = events[place + 1] if place + 1 < len(events) else event
+        after = probe["outcome"].get("value") if probe["op"] == "cache.state" else None
+        request = cache.requests.get(arguments.get("request", ""))
+        step = Step(op, arguments, outcome, cache, before, after, request)
+        yield step
+        follow(step)
+        if op not in READING:
+            before = None
+
+
+def follow(step: Step) -> None:
+    """Keep account of how far requests are."""
+    arguments, request = step.args, step.request
+    if step.op == "cache.add":
+        step.cache.requests[arguments["request"]] = Request(list(arguments["tokens"]))
+    if request is None:
+        return
+    if step.op == "cache.progress":
+        request.tokens = request.tokens + arguments["output"]
+        less = request.in_flight - arguments["in_flight"]
+        request.stale = max(0, request.stale - max(0, less))
+        request.computed, request.in_flight = arguments["computed"], arguments["in_flight"]
+        if request.computed < request.loaded - 1:
+            request.loaded = request.computed
+    if step.op == "cache.free":
+        request.stale, request.computed, request.loaded = request.in_flight, 0, 0
+    if step.allocated:
+        request.encoder = max(request.encoder, arguments.get("encoder", 0))
+        request.loaded = max(request.loaded, step.start if step.args.get("hit") else 0)
+        request.computed = step.start

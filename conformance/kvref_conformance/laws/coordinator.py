@@ -1,0 +1,208 @@
+"""Laws of the coordinators: how long a hit is, and what all groups agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvref_conformance.laws.cache_steps import Cache, Group, State, Step, steps
+from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.results import Level
+
+
+def lookups(runs: Runs) -> Iterator[tuple[Step, int]]:
+    """Each look-up that was answered where hits are possible, with the request's number of tokens."""
+    for step in steps(runs[0]):
+        if step.op == "cache.lookup" and step.done and step.request is not None:
+            yield step, len(step.request.tokens)
+
+
+def eagle_groups(cache: Cache) -> list[Group]:
+    """The groups that read one token ahead: those that say so, or all if none does."""
+    if not cache.arguments["use_eagle"]:
+        return []
+    return [group for group in cache.groups if group.eagle] or cache.groups
+
+
+class Found:
+    """What the index has for a request's keys."""
+
+    def __init__(self, step: Step, state: State) -> None:
+        self.cache = step.cache
+        self.hashes: list[str] = step.value["hashes"]
+        self.found: dict[str, list[int]] = state["found"]
+        self.hash_block_size: int = step.cache.arguments["hash_block_size"]
+
+    def blocks(self, group: Group, end: int) -> list[int]:
+        """The blocks that are found for the tokens up to `end` in a group."""
+        place = end // self.hash_block_size - 1
+        if place >= len(self.hashes):
+            return []
+        return self.found.get(f"{self.hashes[place]}/{group.number}", [])
+
+    def ends(self, group: Group, length: int) -> list[int]:
+        """The ends of the blocks that the next token needs of a hit of so many tokens."""
+        first, size = group.first_read(length) // group.block_size, group.block_size
+        ends = [(place + 1) * size for place in range(first, length // size)]
+        return ends + [length] if length % size else ends
+
+    def lacks(self, length: int) -> str:
+        """What is not found that a hit of so many tokens needs; nothing if it can be served."""
+        for group in self.cache.groups:
+            for end in self.ends(group, length):
+                if not self.blocks(group, end):
+                    return f"group {group.number} has no block for the tokens up to {end}"
+        return ""
+
+    def lacks_ahead(self, length: int) -> str:
+        """What is not found of the blocks behind the hit, for layers that read one token ahead."""
+        for group in eagle_groups(self.cache):
+            if group.kind != "MambaSpec" and not self.blocks(group, length + group.block_size):
+                return f"group {group.number} has no block behind {length} tokens"
+        return ""
+
+
+def hit_maximal(runs: Runs) -> int:
+    """The hit is the longest one that every group can serve."""
+    judged = 0
+    for step, tokens in lookups(runs):
+        cache, alignment = step.cache, step.cache.shape["alignment"]
+        if step.before is None or not cache.arguments["enable_caching"]:
+            continue
+        found, hit = Found(step, step.before), step.value["tokens"]
+        judged += 1
+        if lacking := found.lacks(hit):
+            raise LawBroken(
+                f"a hit of {tokens} tokens that can be served", f"{hit} tokens, but {lacking}", ("too long",)
+            )
+        judge_blocks(step, found, hit)
+        for length in range((tokens - 1) // alignment * alignment, hit, -alignment):
+            ahead = [group.block_size for group in eagle_groups(cache) if group.kind != "MambaSpec"]
+            # Whether the last token may be among those read ahead differs, and costs one unit at most.
+            if length + max(ahead, default=0) > tokens - (1 if ahead else 0):
+                continue
+            if not found.lacks(length) and not found.lacks_ahead(length):
+                raise LawBroken(
+                    f"a hit of {length} of {tokens} tokens, since all blocks that it needs are found",
+                    f"one of {hit}",
+                    ("too short",),
+                )
+    return judged
+
+
+def judge_blocks(step: Step, found: Found, hit: int) -> None:
+    """The blocks of a hit are those of the request's own keys."""
+    null = step.cache.shape["null"]
+    for group in step.cache.groups:
+        blocks = step.value["blocks"][group.number]
+        for end in found.ends(group, hit):
+            place = -(-end // group.block_size) - 1
+            block = blocks[place] if place < len(blocks) else null
+            if block not in found.blocks(group, end):
+                raise LawBroken(
+                    f"a block at {place} of group {group.number} with the tokens up to {end}, that is one of "
+                    f"{found.blocks(group, end)}",
+                    f"{block}, of {blocks}",
+                    ("wrong block",),
+                )
+
+
+def hit_aligned(runs: Runs) -> int:
+    """A hit ends where it may, leaves a token to compute, and every group's list is cut to it."""
+    judged = 0
+    for step, tokens in lookups(runs):
+        alignment, hit = step.cache.shape["alignment"], step.value["tokens"]
+        judged += 1
+        if hit % alignment:
+            raise LawBroken(f"a multiple of {alignment} tokens", f"{hit}", ("alignment",))
+        if not 0 <= hit < tokens:
+            raise LawBroken(
+                f"fewer than the {tokens} tokens of the request, one of which is computed", f"{hit}", ("all",)
+            )
+        for group in step.cache.groups:
+            expected, blocks = -(-hit // group.block_size), step.value["blocks"][group.number]
+            if len(blocks) != expected:
+                raise LawBroken(
+                    f"{expected} blocks of {group.block_size} tokens in group {group.number}, for a hit of {hit}",
+                    f"{len(blocks)}: {blocks}",
+                    ("list",),
+                )
+    return judged
+
+
+def lookup_total(runs: Runs) -> int:
+    """Look-ups answer."""
+    judged = 0
+    for step in steps(runs[0]):
+        if step.op == "cache.lookup" and "died" not in step.outcome:
+            judged += 1
+            if step.refused:
+                raise LawBroken(f"{step.in_words()} answered", step.refused)
+    return judged
+
+
+def common_prefix(runs: Runs) -> int:
+    """What is said to be common is."""
+    judged = 0
+    last: State | None = None
+    for step in steps(runs[0]):
+        last = step.after or step.before or last
+        if step.op != "cache.common_prefix" or not step.done or last is None:
+            continue
+        name = step.args["request"]
+        for group in step.cache.groups:
+            number: int = step.value[group.number]
+            tables = {other: each[group.number] for other, each in last["tables"].items()}
+            judged += number > 0
+            for other, table in tables.items():
+                if table[:number] != tables.get(name, [])[:number] or len(table) < number:
+                    raise LawBroken(
+                        f"the first {number} blocks of {name} in all tables of group {group.number}",
+                        f"{other} has {table}, {name} has {tables.get(name, [])}",
+                    )
+    return judged
+
+
+LAWS = [
+    Law(
+        id="coordinator.hit-maximal",
+        level=Level.SAFETY,
+        statement=(
+            "A hit is the longest one, of the lengths that are allowed, for which every group finds all blocks "
+            "that the next token needs, and layers that read ahead the block behind; it consists of them."
+        ),
+        why="Too short, and prompts are computed again; too long, and tokens read what was never computed.",
+        sources=("vLLM RFC 36668", "vLLM PR 44165"),
+        workload="cache.machine",
+        check=hit_maximal,
+    ),
+    Law(
+        id="coordinator.hit-aligned",
+        level=Level.SAFETY,
+        statement=(
+            "A hit is a multiple of the declared alignment, shorter than the request, and the list of each "
+            "group is cut to it."
+        ),
+        why="What hangs over is adopted as if it were computed, or shifts all blocks that follow.",
+        sources=("vLLM PR 44165",),
+        workload="cache.machine",
+        check=hit_aligned,
+    ),
+    Law(
+        id="coordinator.lookup-total",
+        level=Level.SAFETY,
+        statement="For every configuration that could be made, look-ups answer.",
+        why="An engine that has started dies at some request.",
+        sources=("the engine contract",),
+        workload="cache.machine",
+        check=lookup_total,
+    ),
+    Law(
+        id="coordinator.common-prefix",
+        level=Level.SAFETY,
+        statement="A common prefix of n blocks means that all requests with blocks begin with the same n.",
+        why="Attention over the common prefix is computed once for all: with another's blocks it is wrong.",
+        sources=("the engine contract",),
+        workload="cache.machine",
+        check=common_prefix,
+    ),
+]

@@ -1,0 +1,112 @@
+"""Laws of events: what others are told of the prefix cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from kvref_conformance.laws.cache_steps import State, steps
+from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.results import Level
+
+
+def replay(runs: Runs) -> int:
+    """Who follows the events, and counts, knows what can be found."""
+    judged = 0
+    told: Counter[str] = Counter()
+    for step in steps(runs[0]):
+        if step.op == "cache.create":
+            told = Counter()
+        if step.op != "cache.take_events" or not step.done:
+            continue
+        for event in step.value:
+            count(told, event)
+        state = step.after or step.before
+        if state is None:
+            continue
+        judged += bool(state["found"])
+        # Releases that tell no group have one name for what all groups have of some content.
+        with_group = all("group" in event for event in step.value if event["what"] != "cleared")
+        known = set(told) if with_group else {name.partition("/")[0] for name in told}
+        found = set(state["found"]) if with_group else {name.partition("/")[0] for name in state["found"]}
+        if unknown := sorted(found - known):
+            raise LawBroken(
+                f"all that can be found known to who follows the events: {sorted(found)}",
+                f"{unknown} never stored, or removed",
+                ("not told",),
+            )
+        if gone := sorted(known - found):
+            raise LawBroken(
+                f"nothing known to who follows the events but what can be found: {sorted(found)}",
+                f"{gone} never removed",
+                ("promised",),
+            )
+    return judged
+
+
+def count(told: Counter[str], event: dict[str, Any]) -> None:
+    """Follow one event."""
+    if event["what"] == "cleared":
+        told.clear()
+        return
+    names = [f"{each}/{event.get('group', '')}" for each in event["hashes"]]
+    for name in names:
+        if event["what"] == "stored":
+            told[name] += 1
+        elif told[name] > 1:
+            told[name] -= 1
+        elif told[name] == 1:
+            del told[name]
+        else:
+            raise LawBroken(f"{name} stored before it is removed", f"{event}", ("removed",))
+
+
+def metadata(runs: Runs) -> int:
+    """An event says of what it stores what is so."""
+    judged = 0
+    for step in steps(runs[0]):
+        if step.op != "cache.take_events" or not step.done:
+            continue
+        for event in step.value:
+            if event["what"] != "stored":
+                continue
+            judged += 1
+            judge_stored(event, step.cache.groups, step.after or step.before)
+    return judged
+
+
+def judge_stored(event: dict[str, Any], groups: list[Any], state: State | None) -> None:
+    numbers = [event["group"]] if "group" in event else range(len(groups))
+    sizes = {groups[number].block_size for number in numbers if number < len(groups)}
+    if not sizes:
+        raise LawBroken(f"a group below {len(groups)}", f"{event}", ("group",))
+    hashes, size = len(event["hashes"]), event.get("block_size")
+    if size is not None and size not in sizes and not (hashes == 1 and size < max(sizes)):
+        raise LawBroken(f"block_size {sorted(sizes)} of the group", f"{event}", ("block size",))
+    if size is not None and "tokens" in event and len(event["tokens"]) != hashes * size:
+        raise LawBroken(f"{hashes * size} tokens for {hashes} blocks of {size}", f"{event}", ("tokens",))
+
+
+LAWS = [
+    Law(
+        id="events.replay",
+        level=Level.SAFETY,
+        statement=(
+            "Whoever follows the events of blocks stored, removed and cleared, and counts, knows at every time "
+            "exactly what can be found."
+        ),
+        why="Routers send requests to where their prefix is said to be.",
+        sources=("vLLM's KV events",),
+        workload="cache.machine",
+        check=replay,
+    ),
+    Law(
+        id="events.metadata",
+        level=Level.SAFETY,
+        statement="Block size, number of tokens and group in an event are those of the plan.",
+        why="Who follows the events takes them for the content of other blocks.",
+        sources=("vLLM's KV events",),
+        workload="cache.machine",
+        check=metadata,
+    ),
+]

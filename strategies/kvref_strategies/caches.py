@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis.stateful import initialize, rule
 from kvref.target import CacheGroup, SpecClassInfo
 from kvref_strategies.engine import CHOICES, Engine, Setup
 from kvref_strategies.specs import class_info, declares, judged, minimal, missing_menu
-from kvref_strategies.workload import Description, Draw, Machine, Subjects, Workload
+from kvref_strategies.workload import Description, Draw, Machine, Stage, Subjects, Workload
 
 KINDS = (
     "FullAttentionSpec",
@@ -95,7 +96,7 @@ def setups(draw: Draw, description: Description, subject: str) -> Setup:
                 each,
                 eagle,
                 block_size=state_size,
-                sliding_window=draw(st.sampled_from([4, 1, 3, 6, 9])),
+                sliding_window=draw(st.sampled_from([4, 2, 3, 6, 9])),
                 attention_chunk_size=block_size * draw(st.sampled_from([2, 1, 3])),
                 sink_len=2 * block_size,
                 mamba_cache_mode=mode,
@@ -131,17 +132,85 @@ def setups(draw: Draw, description: Description, subject: str) -> Setup:
     )
 
 
+def memory_of(stage: Stage, setup: Setup, group: CacheGroup) -> int | None:
+    """The most blocks that a request holds of the group, by what its spec says; None if it does not say."""
+    built = stage.perform("specs.build", spec=group["spec"])
+    told = stage.perform(
+        "specs.max_memory",
+        spec=group["spec"],
+        max_model_len=setup.max_model_len,
+        max_in_flight_tokens=setup.arguments["max_in_flight_tokens"],
+        max_encoder_tokens=setup.max_encoder_tokens,
+    )
+    if "value" not in built or "value" not in told:
+        return None
+    return -(-int(told["value"]) // int(built["value"]["page_size_bytes"]))
+
+
 class CacheMachine(Machine):
     """An engine that goes on as it likes."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
         setup = setups(data.draw, self.description, self.subject)
+        memory_of(self.stage, setup, setup.groups[0])
         self.engine = Engine(self.stage, setup, self.description["parts"])
 
     @rule(choice=st.integers(0, CHOICES - 1))
     def go_on(self, choice: int) -> None:
         self.engine.go_on(choice)
+
+
+def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """With room for everything: compute a prompt, then look for others that begin like it.
+
+    Once without layers that read ahead, and once with them, where there can be any.
+    """
+    setup = replace(setups(draw, description, subject), num_blocks=100, loads=False)
+    if not setup.enable_caching:
+        return
+    lengths = st.integers(1, setup.max_model_len - 2)
+    prompt = [0] * draw(lengths)
+    others = draw(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=3))
+    without = replace(
+        setup, use_eagle=False, drafts=0, groups=[_without_drafts(each) for each in setup.groups]
+    )
+    for each in [without, setup] if setup.use_eagle else [without]:
+        engine = Engine(stage, each, description["parts"])
+        engine.finish(engine.submit(prompt, 1))
+        for shared, length in others:
+            begin = prompt[:shared]
+            request = engine.submit(begin + [1] * max(0, length - len(begin)), 1)
+            engine.do("lookup", request=request.name)
+
+
+def _without_drafts(group: CacheGroup) -> CacheGroup:
+    fields = {
+        name: value for name, value in group["spec"]["fields"].items() if name != "num_speculative_blocks"
+    }
+    return {**group, "eagle": False, "spec": {"class": group["spec"]["class"], "fields": fields}}
+
+
+def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """As little memory as an engine starts with, and one request that becomes as long as it may."""
+    setup = setups(draw, description, subject)
+    setup = replace(setup, use_eagle=False, loads=False)
+    blocks = [memory_of(stage, setup, group) for group in setup.groups]
+    if None in blocks:
+        return
+    trial = stage.perform("cache.create", **setup.arguments)
+    if "value" not in trial:
+        return
+    kept = {trial["value"]["null"], *trial["value"]["reserved"]} - {None}
+    setup = replace(setup, num_blocks=sum(filter(None, blocks)) + len(kept))
+    engine = Engine(stage, setup, description["parts"])
+    length = draw(st.integers(1, setup.max_model_len - 1))
+    request = engine.submit([0] * length, setup.max_model_len, encoder=setup.max_encoder_tokens)
+    for choice in draw(st.lists(st.integers(0, CHOICES - 1), max_size=12)):
+        if request in (*engine.running, *engine.waiting):
+            # Nothing but going on: what else there is to do begins further up.
+            engine.go_on(choice - choice % 16 + choice % 4)
+    engine.finish(request)
 
 
 _USED = (
@@ -157,13 +226,18 @@ _USED = (
     "state",
 )
 
+_PARTS = ("specs", "specs.max_memory", "cache", *(f"cache.{name}" for name in _USED))
+_UNOBSERVED = "no cache for such layers could be made, or it offered nothing to judge"
+
 WORKLOADS = [
     Workload(
         "cache.machine",
-        ("specs", "cache", *(f"cache.{name}" for name in _USED)),
+        _PARTS,
         cache_subjects,
         CacheMachine,
         weight=0.5,
-        unobserved="no cache for such layers could be made, or it offered nothing to judge",
+        unobserved=_UNOBSERVED,
     ),
+    Workload("cache.resend", _PARTS, cache_subjects, resend, weight=0.3, unobserved=_UNOBSERVED),
+    Workload("cache.alone", _PARTS, cache_subjects, alone, weight=0.2, unobserved=_UNOBSERVED),
 ]

@@ -249,8 +249,6 @@ class Engine:
 
     def arrive(self, nothing: None, how: int) -> None:
         """A new request; its prompt begins like another one, or is one, unless it is the first."""
-        self.number += 1
-        name = f"r{self.number}"
         salts = [None, None, None, "salt"]
         longest = self.setup.max_model_len - 1
         length, how = 1 + how % longest, how // longest
@@ -259,13 +257,25 @@ class Engine:
             known, salt = self.prompts[-1 - how // 32 % len(self.prompts)]
             shared = len(known) if how % 8 > 4 else min(length, len(known))
             tokens = known[:shared] + [1 - known[0]] * max(0, length - shared)
-        more = 1 + how % 5
-        limit = min(len(tokens) + more, self.setup.max_model_len)
-        request = Request(name, tokens, limit, encoder=self._encoder_tokens(how))
         if (tokens, salt) not in self.prompts:
             self.prompts.append((tokens, salt))
+        self.submit(tokens, 1 + how % 5, salt, self._encoder_tokens(how))
+
+    def submit(self, tokens: list[int], more: int, salt: str | None = None, encoder: int = 0) -> Request:
+        """A new request that ends after so many more tokens, if not before."""
+        self.number += 1
+        limit = min(len(tokens) + more, self.setup.max_model_len)
+        request = Request(f"r{self.number}", tokens, limit, encoder=encoder)
         self.waiting.append(request)
-        self.ask("add", request=name, tokens=tokens, max_tokens=limit - len(tokens), salt=salt)
+        self.ask("add", request=request.name, tokens=tokens, max_tokens=limit - len(tokens), salt=salt)
+        return request
+
+    def finish(self, request: Request) -> None:
+        """Go on, as straight as can be, until the request has ended."""
+        for _ in range(8 * self.setup.max_model_len):
+            if not self.possible or request not in (*self.running, *self.waiting):
+                return
+            self.go_on(0)
 
     def _encoder_tokens(self, how: int) -> int:
         most = self.setup.max_encoder_tokens

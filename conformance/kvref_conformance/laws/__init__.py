@@ -12,6 +12,7 @@ from kvref_conformance.laws import (
     registry,
     spec,
     spec_groups,
+    spec_held,
     spec_pages,
 )
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
@@ -27,6 +28,7 @@ LAWS: dict[str, Law] = {
         *spec.LAWS,
         *spec_pages.LAWS,
         *spec_groups.LAWS,
+        *spec_held.LAWS,
         *plan.LAWS,
         *hashes.LAWS,
         *pool.LAWS,

@@ -134,6 +134,22 @@ def progress(runs: Runs) -> int:
     return judged
 
 
+def feasible_completes(runs: Runs) -> int:
+    """Alone, with the memory that an engine starts with, a request is never refused."""
+    judged = 0
+    for step in steps(runs[0]):
+        if step.op != "cache.allocate" or not step.done or step.request is None:
+            continue
+        judged += 1
+        if not step.allocated:
+            raise LawBroken(
+                f"{step.in_words()} granted: there is no other request, and {len(step.cache.usable)} "
+                f"blocks are what specs count for one of {step.cache.arguments['max_model_len']} tokens",
+                f"refused, {step.value['needed']} more needed",
+            )
+    return judged
+
+
 LAWS = [
     Law(
         id="admission.none-changes-nothing",
@@ -160,13 +176,22 @@ LAWS = [
         id="admission.hits-pinned",
         level=Level.SAFETY,
         statement=(
-            "An allocation gives a request the very blocks that were found for it, and evicts none of them to "
-            "make room."
+            "An allocation gives a request the very blocks that were found for it, and evicts none of "
+            "them to make room."
         ),
         why="A found block that is handed out again in the same call is read as what it no longer is.",
         sources=("vLLM issue 33775",),
         workload="cache.machine",
         check=hits_pinned,
+    ),
+    Law(
+        id="admission.feasible-completes",
+        level=Level.SAFETY,
+        statement="What an engine's start accepts as enough memory is enough for one request alone.",
+        why="It is preempted by itself, begins again, and never ends.",
+        sources=("the engine contract",),
+        workload="cache.alone",
+        check=feasible_completes,
     ),
     Law(
         id="admission.progress",

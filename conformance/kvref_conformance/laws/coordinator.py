@@ -17,10 +17,14 @@ def lookups(runs: Runs) -> Iterator[tuple[Step, int]]:
 
 
 def eagle_groups(cache: Cache) -> list[Group]:
-    """The groups that read one token ahead: those that say so, or all if none does."""
+    """The groups that read one token ahead: those that say so, or all if none does.
+
+    Others of the same spec may be looked up together with them.
+    """
     if not cache.arguments["use_eagle"]:
         return []
-    return [group for group in cache.groups if group.eagle] or cache.groups
+    told = [(group.name, group.fields) for group in cache.groups if group.eagle]
+    return [group for group in cache.groups if not told or (group.name, group.fields) in told]
 
 
 class Found:
@@ -33,17 +37,21 @@ class Found:
         self.hash_block_size: int = step.cache.arguments["hash_block_size"]
 
     def blocks(self, group: Group, end: int) -> list[int]:
-        """The blocks that are found for the tokens up to `end` in a group."""
-        place = end // self.hash_block_size - 1
-        if place >= len(self.hashes):
-            return []
-        return self.found.get(f"{self.hashes[place]}/{group.number}", [])
+        """The blocks that are found for the tokens up to `end` in a group.
+
+        What is within a block can be served by one that has more of the request's tokens, unless it is a
+        state.
+        """
+        last = end if group.kind == "MambaSpec" else -(-end // group.block_size) * group.block_size
+        places = range(end // self.hash_block_size - 1, last // self.hash_block_size)
+        names = [f"{each}/{group.number}" for each in self.hashes[places.start : places.stop]]
+        return [block for name in names for block in self.found.get(name, ())]
 
     def ends(self, group: Group, length: int) -> list[int]:
         """The ends of the blocks that the next token needs of a hit of so many tokens."""
         first, size = group.first_read(length) // group.block_size, group.block_size
         ends = [(place + 1) * size for place in range(first, length // size)]
-        return ends + [length] if length % size else ends
+        return [*ends, length] if length % size else ends
 
     def lacks(self, length: int) -> str:
         """What is not found that a hit of so many tokens needs; nothing if it can be served."""
@@ -122,7 +130,8 @@ def hit_aligned(runs: Runs) -> int:
             expected, blocks = -(-hit // group.block_size), step.value["blocks"][group.number]
             if len(blocks) != expected:
                 raise LawBroken(
-                    f"{expected} blocks of {group.block_size} tokens in group {group.number}, for a hit of {hit}",
+                    f"{expected} blocks of {group.block_size} tokens in group {group.number}, for a "
+                    f"hit of {hit}",
                     f"{len(blocks)}: {blocks}",
                     ("list",),
                 )
@@ -162,12 +171,95 @@ def common_prefix(runs: Runs) -> int:
     return judged
 
 
+class Resent:
+    """What is sure to be kept of the prompt that was computed first, of caches with room for everything."""
+
+    def __init__(self, step: Step) -> None:
+        self.cache = step.cache
+        self.prompt: list[int] = []
+        self.computed = 0
+        self.steps: set[int] = set()
+
+    def follow(self, step: Step) -> None:
+        if step.op == "cache.add" and not self.prompt:
+            self.prompt = step.args["tokens"]
+        if step.allocated:
+            self.computed = max(self.computed, min(step.end, len(self.prompt)))
+            if step.end <= len(self.prompt):
+                self.steps.add(step.end)
+
+    def expected(self, tokens: list[int]) -> int:
+        """The longest hit of a prompt, where nothing was evicted."""
+        shared = next(
+            (n for n, (one, other) in enumerate(zip(tokens, self.prompt, strict=False)) if one != other),
+            min(len(tokens), len(self.prompt)),
+        )
+        alignment = int(self.cache.shape["alignment"])
+        longest = min(shared, self.computed, len(tokens) - 1) // alignment * alignment
+        kept_at_ends = any(group.fields.get("mamba_cache_mode") == "align" for group in self.cache.groups)
+        if not kept_at_ends:
+            return longest
+        return max((end for end in self.steps if end <= longest and end % alignment == 0), default=0)
+
+
+def resent(runs: Runs) -> Iterator[tuple[Step, int, int]]:
+    """Each look-up behind a prompt that was computed: what was found, and what is sure to be kept."""
+    first: Resent | None = None
+    for step in steps(runs[0]):
+        if step.op == "cache.create":
+            first = Resent(step)
+        if first is None:
+            continue
+        first.follow(step)
+        if step.op == "cache.lookup" and step.done and step.request is not None and first.computed:
+            yield step, step.value["tokens"], first.expected(step.request.tokens)
+
+
+def resend_hits(runs: Runs) -> int:
+    """What was computed is found."""
+    judged = 0
+    for step, hit, expected in resent(runs):
+        recurrent = any(group.kind == "MambaSpec" for group in step.cache.groups)
+        if step.cache.arguments["use_eagle"]:
+            # A block more is needed behind a hit; and where states are kept depends on that.
+            expected = 0 if recurrent else expected - step.cache.shape["alignment"]
+        judged += expected > 0
+        if hit < expected:
+            raise LawBroken(
+                f"a hit of at least {expected} tokens: so many of them were computed before, and nothing was "
+                "evicted since",
+                f"{hit}",
+            )
+    return judged
+
+
+def eagle_one_unit(runs: Runs) -> int:
+    """Layers that read ahead cost one unit at most."""
+    judged = 0
+    hits: dict[bool, list[int]] = {False: [], True: []}
+    for step, hit, _ in resent(runs):
+        eagle = bool(step.cache.arguments["use_eagle"])
+        hits[eagle].append(hit)
+        if not eagle or len(hits[True]) > len(hits[False]):
+            continue
+        judged += 1
+        without, unit = hits[False][len(hits[True]) - 1], step.cache.shape["alignment"]
+        if hit < without - unit:
+            raise LawBroken(
+                f"a hit of at least {without - unit} tokens, since it is {without} where no layer "
+                f"reads ahead, and hits are multiples of {unit}",
+                f"{hit}",
+            )
+    return judged
+
+
 LAWS = [
     Law(
         id="coordinator.hit-maximal",
         level=Level.SAFETY,
         statement=(
-            "A hit is the longest one, of the lengths that are allowed, for which every group finds all blocks "
+            "A hit is the longest one, of the lengths that are allowed, for which every group finds "
+            "all blocks "
             "that the next token needs, and layers that read ahead the block behind; it consists of them."
         ),
         why="Too short, and prompts are computed again; too long, and tokens read what was never computed.",
@@ -186,6 +278,33 @@ LAWS = [
         sources=("vLLM PR 44165",),
         workload="cache.machine",
         check=hit_aligned,
+    ),
+    Law(
+        id="coordinator.resend-hits",
+        level=Level.SAFETY,
+        statement=(
+            "A prompt that begins like one that was computed, with nothing evicted since, hits up to "
+            "the last place that is kept."
+        ),
+        why="Prefix caching that misses what it has computes every turn of a conversation anew.",
+        sources=("vLLM issue 46453",),
+        workload="cache.resend",
+        check=resend_hits,
+    ),
+    Law(
+        id="coordinator.eagle-one-unit",
+        level=Level.SAFETY,
+        statement=(
+            "Layers that read ahead cost a look-up one unit of alignment at most, whatever the number "
+            "of groups and their windows, as long as nothing is evicted."
+        ),
+        why=(
+            "Each group that drops a block of its own makes hits shorter; with enough of them nothing "
+            "is left."
+        ),
+        sources=("vLLM issue 32802",),
+        workload="cache.resend",
+        check=eagle_one_unit,
     ),
     Law(
         id="coordinator.lookup-total",

@@ -92,8 +92,8 @@ LAWS = [
         id="events.replay",
         level=Level.SAFETY,
         statement=(
-            "Whoever follows the events of blocks stored, removed and cleared, and counts, knows at every time "
-            "exactly what can be found."
+            "Whoever follows the events of blocks stored, removed and cleared, and counts, knows at "
+            "every time exactly what can be found."
         ),
         why="Routers send requests to where their prefix is said to be.",
         sources=("vLLM's KV events",),

@@ -118,7 +118,9 @@ def need_shrinks(runs: Runs) -> int:
         tokens = min(tokens, limit)
         lengths = [len(step.table(step.before, group)) for group in step.cache.groups]
         needed = [group.blocks_for(tokens, step.request.encoder) for group in step.cache.groups]
-        if any(length < need for length, need in zip(lengths, needed, strict=True)):
+        if any(length < need for length, need in zip(lengths, needed, strict=True)) or copies(
+            step, step.before
+        ):
             continue
         judged += 1
         if not step.allocated or step.value["taken"]:
@@ -131,12 +133,21 @@ def need_shrinks(runs: Runs) -> int:
     return judged
 
 
+def copies(step: Step, state: State) -> bool:
+    """Whether the step goes on in a block that can be found already, so that it may need one of its own."""
+    places = [(step.table(state, group), step.start // group.block_size) for group in step.cache.groups]
+    return any(str(block) in state["keys"] for table, place in places for block in table[place : place + 1])
+
+
 def held_bounded(runs: Runs) -> int:
     """A request holds no more than it was expected to, and its table is no longer than a row."""
     judged = 0
     for step, group, state in granted(runs):
         table, shape = step.table(state, group), step.cache.shape
         held, cap = len(step.cache.real(table)), shape["caps"][group.number]
+        if cap is not None:
+            # Places for drafts come on top of what a request is expected to hold.
+            cap += -(-step.args.get("lookahead", 0) // group.block_size)
         width = group.blocks_for(
             step.cache.arguments["max_model_len"], step.cache.arguments["max_encoder_tokens"]
         )
@@ -201,8 +212,8 @@ def written_owned(runs: Runs) -> int:
             judged += 1
             if holders[block] > 1:
                 raise LawBroken(
-                    f"after {step.in_words()}: block {block}, which tokens {start} to {step.end - 1} are written "
-                    "to, in one table only",
+                    f"after {step.in_words()}: block {block}, which tokens {start} to {step.end - 1} "
+                    "are written to, in one table only",
                     f"in {holders[block]} places",
                 )
     return judged
@@ -223,10 +234,12 @@ def state_owned(runs: Runs) -> int:
                 f"{table}",
                 ("none to write",),
             )
-        if state["refs"][table[last]] != 1:
+        holders = sum(each.count(table[last]) for tables in state["tables"].values() for each in tables)
+        if holders != 1:
             raise LawBroken(
-                f"after {step.in_words()}: block {table[last]}, of the state behind {step.end} tokens, its own",
-                f"{state['refs'][table[last]]} references of it",
+                f"after {step.in_words()}: block {table[last]}, of the state behind {step.end} "
+                "tokens, in one table only",
+                f"in {holders} places",
                 ("shared",),
             )
         hit = step.hit["tokens"]
@@ -313,7 +326,8 @@ def free_returns_all(runs: Runs) -> int:
         released = sum(1 for block in own if step.before["refs"][block] == own[block])
         if step.after["free_count"] != step.before["free_count"] + released:
             raise LawBroken(
-                f"after {step.in_words()}: {step.before['free_count'] + released} free blocks, {released} more",
+                f"after {step.in_words()}: {step.before['free_count'] + released} free blocks, "
+                f"{released} more",
                 f"{step.after['free_count']}",
                 ("free",),
             )
@@ -355,7 +369,8 @@ def copies_reported(runs: Runs) -> int:
                     if step.before["refs"][source] < 1 or step.before["refs"][destination] < 1:
                         raise LawBroken(
                             f"blocks {source} and {destination} held until the copy is made",
-                            f"{step.before['refs'][source]} and {step.before['refs'][destination]} references",
+                            f"{step.before['refs'][source]} and {step.before['refs'][destination]} "
+                            "references",
                             ("not held",),
                         )
     return judged
@@ -392,7 +407,10 @@ LAWS = [
         id="manager.need-exact",
         level=Level.SAFETY,
         statement="The predicted number of blocks equals the number taken from the free ones.",
-        why="Predicted too few, the allocation dies halfway; too many, requests wait or are preempted for nothing.",
+        why=(
+            "Predicted too few, the allocation dies halfway; too many, requests wait or are preempted "
+            "for nothing."
+        ),
         sources=SOURCES,
         workload="cache.machine",
         check=need_exact,
@@ -457,7 +475,9 @@ LAWS = [
     Law(
         id="manager.new-ids",
         level=Level.SAFETY,
-        statement="The report of new blocks names none twice, and none that was not taken since the last one.",
+        statement=(
+            "The report of new blocks names none twice, and none that was not taken since the last one."
+        ),
         why="A block zeroed that was not new loses its content.",
         sources=SOURCES,
         workload="cache.machine",
@@ -479,8 +499,8 @@ LAWS = [
         id="manager.free-returns-all",
         level=Level.SAFETY,
         statement=(
-            "After a request is freed it has no table, each block has exactly its references fewer, and those "
-            "that nobody else holds are free; freeing one without blocks changes nothing."
+            "After a request is freed it has no table, each block has exactly its references fewer, "
+            "and those that nobody else holds are free; freeing one without blocks changes nothing."
         ),
         why="What is not returned is lost until the next start; what is returned twice is handed out twice.",
         sources=SOURCES,
@@ -491,8 +511,8 @@ LAWS = [
         id="manager.copies-reported",
         level=Level.SAFETY,
         statement=(
-            "A request whose hit ends within a block gets a block of its own for it, the copy is asked for in "
-            "the same step, and both blocks are held until then."
+            "A request whose hit ends within a block gets a block of its own for it, the copy is "
+            "asked for in the same step, and both blocks are held until then."
         ),
         why="Without the copy the new block has no content, or the shared one is written to.",
         sources=SOURCES,

@@ -1,0 +1,42 @@
+"""The law that says that requests hold no more than their specs count."""
+
+from __future__ import annotations
+
+from kvref_conformance.laws.cache_steps import steps
+from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.results import Level
+
+
+def memory_covers_held(runs: Runs) -> int:
+    """No request holds more pages than its spec's maximum. Places for drafts come on top."""
+    answers = {event["op"]: event["outcome"].get("value") for event in runs[0][:2]}
+    built, maximum = answers.get("specs.build"), answers.get("specs.max_memory")
+    if built is None or maximum is None:
+        return 0
+    page, judged = built["page_size_bytes"], 0
+    for step in steps(runs[0]):
+        if not step.allocated or step.after is None:
+            continue
+        group = step.cache.groups[0]
+        held = len(step.cache.real(step.table(step.after, group)))
+        ahead = -(-step.args.get("lookahead", 0) // group.block_size)
+        judged += 1
+        if held * page > maximum + ahead * page:
+            raise LawBroken(
+                f"after {step.in_words()}: at most {maximum} bytes held, as max_memory_usage_bytes says",
+                f"{held} pages of {page} bytes: {step.table(step.after, group)}",
+            )
+    return judged
+
+
+LAWS = [
+    Law(
+        id="spec.memory-covers-held",
+        level=Level.SAFETY,
+        statement="No request ever holds more pages than its spec's maximum, places for drafts left out.",
+        why="An engine that starts because one request fits cannot finish that request.",
+        sources=("the engine contract",),
+        workload="cache.machine",
+        check=memory_covers_held,
+    ),
+]

@@ -72,6 +72,11 @@ CAPABILITIES = {
             "how the page of a class follows its block size, by class",
         ),
         Capability(
+            "partial_hits",
+            {"type": "boolean"},
+            "whether a hit may end within a block, which is then copied",
+        ),
+        Capability(
             "partial_keys",
             {"type": "boolean"},
             "whether a block may have a key for a part of it, beside that for all of it",

@@ -24,7 +24,16 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvref.target import DriftPart, HashingPart, PlannerPart, PoolPart, RegistryPart, SpecsPart, Target
+from kvref.target import (
+    CachePart,
+    DriftPart,
+    HashingPart,
+    PlannerPart,
+    PoolPart,
+    RegistryPart,
+    SpecsPart,
+    Target,
+)
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.programs_runtime import how_it_ended
 from kvref_conformance.session import NotJudged, kill_group
@@ -44,6 +53,7 @@ _PARTS = {
     "planner": PlannerPart,
     "hashing": HashingPart,
     "pool": PoolPart,
+    "cache": CachePart,
 }
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from kvref.target import CacheGroup, SpecClassInfo
-from kvref_strategies.engine import CHOICES, Engine, Setup
+from kvref_strategies.engine import CHOICES, STRAIGHT, Engine, Setup
 from kvref_strategies.specs import class_info, declares, judged, minimal, missing_menu
 from kvref_strategies.workload import Description, Draw, Machine, Stage, Subjects, Workload
 
@@ -31,6 +31,9 @@ COMPANION = "FullAttentionSpec"
 """What layers there are beside those of the class in question, and others of its own."""
 
 BLOCK_SIZES = [2, 4]
+"""Tokens; where a class takes other ones, all lengths grow with them."""
+
+WINDOWS = [4, 2, 3, 6, 9]
 """Tokens."""
 
 
@@ -51,6 +54,11 @@ def cache_subjects(description: Description) -> Subjects:
     return {info["name"]: _reason(info) for info in judged(description)}
 
 
+def _told(info: SpecClassInfo, field: str) -> list[int]:
+    """The values that the target tells for a field of the class."""
+    return next((list(each.get("values", ())) for each in info["fields"] if each["name"] == field), [])
+
+
 def _group(info: SpecClassInfo, eagle: bool, **fields: Any) -> CacheGroup:
     known = {name: value for name, value in fields.items() if declares(info, name)}
     spec_fields = {**minimal(info)["fields"], **known}
@@ -61,8 +69,11 @@ def _group(info: SpecClassInfo, eagle: bool, **fields: Any) -> CacheGroup:
     }
 
 
-def setups(draw: Draw, description: Description, subject: str) -> Setup:
-    """An engine for layers of the class, alone or beside layers of other stock classes."""
+def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool = False) -> Setup:
+    """An engine for layers of the class, alone or beside others of it or of full attention.
+
+    With `reads_ahead` some of the layers read one token ahead, where that is possible.
+    """
     info = class_info(description, subject)
     kind = kind_of(info)
     others = [info, *(each for each in description["classes"] if each["name"] == COMPANION)]
@@ -71,20 +82,22 @@ def setups(draw: Draw, description: Description, subject: str) -> Setup:
     enable_caching = "CrossAttentionSpec" not in kinds and draw(st.sampled_from([True, True, True, False]))
     chunked, recurrent = "ChunkedLocalAttentionSpec" in kinds, "MambaSpec" in kinds
     # Chunks, and states that are kept now and then, need blocks of one length in all groups.
-    sizes = st.sampled_from(BLOCK_SIZES)
+    known = _told(info, "block_size") or BLOCK_SIZES
+    sizes, scale = st.sampled_from(known[:2]), -(-min(known[:2]) // BLOCK_SIZES[0])
     size = draw(sizes)
     one_size = chunked or recurrent or len(infos) == 1
     block_sizes = [size if one_size else draw(sizes) for _ in infos]
-    max_model_len = draw(st.sampled_from([16, 24, 33]))
-    drafts = draw(st.sampled_from([0, 0, 1, 2]))
+    max_model_len = scale * draw(st.sampled_from([16, 24, 33]))
+    drafts = draw(st.sampled_from([1, 2] if reads_ahead else [0, 0, 1, 2]))
     max_batches, is_async = draw(st.sampled_from([(1, False), (2, True), (2, False)]))
-    if max_batches == 2 and not is_async:
+    if max_batches == 2 and not is_async and not reads_ahead:
         drafts = 0
-    use_eagle = drafts > 0 and not chunked and draw(st.booleans())
-    batch = draw(st.sampled_from([32, 8, 5]))
+    use_eagle = drafts > 0 and not chunked and (reads_ahead or draw(st.booleans()))
+    batch = scale * draw(st.sampled_from([32, 8, 5]))
     mode = draw(st.sampled_from(["align", "all"])) if enable_caching else "none"
     if mode == "all":
         drafts, use_eagle = (0, False) if recurrent else (drafts, use_eagle)
+    windows = [scale * window for window in WINDOWS]
     groups: list[CacheGroup] = []
     for place, (each, block_size) in enumerate(zip(infos, block_sizes, strict=True)):
         state_size = max_model_len if mode == "none" and each["name"] == "MambaSpec" else block_size
@@ -96,7 +109,7 @@ def setups(draw: Draw, description: Description, subject: str) -> Setup:
                 each,
                 eagle,
                 block_size=state_size,
-                sliding_window=draw(st.sampled_from([4, 2, 3, 6, 9])),
+                sliding_window=draw(st.sampled_from(_told(each, "sliding_window") or windows)),
                 attention_chunk_size=block_size * draw(st.sampled_from([2, 1, 3])),
                 sink_len=2 * block_size,
                 mamba_cache_mode=mode,
@@ -166,7 +179,8 @@ def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
     Once without layers that read ahead, and once with them, where there can be any.
     """
-    setup = replace(setups(draw, description, subject), num_blocks=100, loads=False)
+    setup = setups(draw, description, subject, reads_ahead=draw(st.booleans()))
+    setup = replace(setup, num_blocks=100, loads=False, max_batches=1, is_async=False)
     if not setup.enable_caching:
         return
     lengths = st.integers(1, setup.max_model_len - 2)
@@ -206,11 +220,8 @@ def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> N
     engine = Engine(stage, setup, description["parts"])
     length = draw(st.integers(1, setup.max_model_len - 1))
     request = engine.submit([0] * length, setup.max_model_len, encoder=setup.max_encoder_tokens)
-    for choice in draw(st.lists(st.integers(0, CHOICES - 1), max_size=12)):
-        if request in (*engine.running, *engine.waiting):
-            # Nothing but going on: what else there is to do begins further up.
-            engine.go_on(choice - choice % 16 + choice % 4)
-    engine.finish(request)
+    # Chunks of any size, and drafts accepted or not; but nothing else than going on.
+    engine.finish(request, draw(st.lists(st.integers(0, CHOICES // STRAIGHT - 1), max_size=12)))
 
 
 _USED = (

@@ -8,7 +8,7 @@ number that says what to do, with which of those that it can be done with, and h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,9 @@ from kvref_strategies.workload import Stage
 
 CHOICES = 1 << 24
 """Numbers below this are choices."""
+
+STRAIGHT = 1 << 7
+"""Multiples of this go on with what there is, one way or another."""
 
 MAX_REQUESTS = 4
 """That there are at a time."""
@@ -153,7 +156,7 @@ class Engine:
     def go_on(self, choice: int) -> None:
         if not self.possible:
             return
-        what, which, how = choice % 16, choice // 16 % 8, choice // 128
+        what, which, how = choice % 16, choice // 16 % 8, choice // STRAIGHT
         kinds: list[tuple[Callable[[], list[Any]], Callable[[Any, int], None]]] = [
             (self.to_admit, self.admit),
             (self.to_run, self.run),
@@ -270,12 +273,12 @@ class Engine:
         self.ask("add", request=request.name, tokens=tokens, max_tokens=limit - len(tokens), salt=salt)
         return request
 
-    def finish(self, request: Request) -> None:
-        """Go on, as straight as can be, until the request has ended."""
-        for _ in range(8 * self.setup.max_model_len):
+    def finish(self, request: Request, hows: Sequence[int] = ()) -> None:
+        """Go on until the request has ended, first like this, and do nothing else."""
+        for place in range(8 * self.setup.max_model_len):
             if not self.possible or request not in (*self.running, *self.waiting):
                 return
-            self.go_on(0)
+            self.go_on(hows[place] * STRAIGHT if place < len(hows) else 0)
 
     def _encoder_tokens(self, how: int) -> int:
         most = self.setup.max_encoder_tokens

@@ -185,3 +185,13 @@ def block_size_not_compared_in_merge() -> ReferenceTarget:
 
     break_it(KVCacheSpec, "merge", classmethod(merge))
     return ReferenceTarget()
+
+
+def one_state_counted() -> ReferenceTarget:
+    """A recurrent layer's memory is that of the running state, and of those for drafts."""
+
+    def max_memory_usage_bytes(spec: MambaSpec, limits: MemoryLimits) -> int:
+        return spec.page_size_bytes * (1 + spec.num_speculative_blocks)
+
+    break_it(MambaSpec, "max_memory_usage_bytes", max_memory_usage_bytes)
+    return ReferenceTarget()

@@ -64,7 +64,7 @@ class Group:
 
 
 @dataclass
-class Request:
+class Course:
     """How far a request is, as its cache manager was told."""
 
     tokens: list[int]
@@ -89,7 +89,7 @@ class Cache:
     arguments: dict[str, Any]
     shape: dict[str, Any]
     groups: list[Group]
-    requests: dict[str, Request] = field(default_factory=dict)
+    requests: dict[str, Course] = field(default_factory=dict)
 
     @property
     def usable(self) -> list[int]:
@@ -110,7 +110,7 @@ class Step:
     cache: Cache
     before: State | None
     after: State | None
-    request: Request | None
+    request: Course | None
 
     @property
     def done(self) -> bool:
@@ -200,7 +200,7 @@ def follow(step: Step) -> None:
     """Keep account of how far requests are."""
     arguments, request = step.args, step.request
     if step.op == "cache.add":
-        step.cache.requests[arguments["request"]] = Request(list(arguments["tokens"]))
+        step.cache.requests[arguments["request"]] = Course(list(arguments["tokens"]))
     if request is None:
         return
     if step.op == "cache.progress":

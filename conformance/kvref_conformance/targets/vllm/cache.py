@@ -190,6 +190,10 @@ def take_new_block_ids() -> list[int]:
     return taken
 
 
+def has_partial_hits() -> bool:
+    return hasattr(KVCacheManager, "take_kv_cache_block_copies")
+
+
 def take_copies() -> list[Copy]:
     take = getattr(CURRENT.manager, "take_kv_cache_block_copies", None)
     if take is None:

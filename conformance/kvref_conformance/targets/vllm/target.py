@@ -43,6 +43,8 @@ def _capabilities() -> dict[str, Json]:
     declared: dict[str, Json] = {"contents": hashing.CONTENTS, "block_numbers": ["evict"]}
     if registry.can_override():
         declared["override"] = True
+    if cache.has_partial_hits():
+        declared["partial_hits"] = True
     if pool.has_partial_keys():
         declared["partial_keys"] = True
     if order := REUSE_ORDERS.get(_version()):

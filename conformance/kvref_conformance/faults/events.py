@@ -1,0 +1,35 @@
+"""Faults of events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvref.events import BlockRemoved, BlockStored, KVCacheEvent
+from kvref.pool import BlockPool
+from kvref_conformance.faults.breaking import break_it
+from kvref_conformance.targets.reference.target import ReferenceTarget
+
+_take_events = BlockPool.take_events
+
+
+def removal_not_told() -> ReferenceTarget:
+    """What is removed in order to be used anew is told to nobody."""
+
+    def take_events(pool: BlockPool) -> list[KVCacheEvent]:
+        return [event for event in _take_events(pool) if not isinstance(event, BlockRemoved)]
+
+    break_it(BlockPool, "take_events", take_events)
+    return ReferenceTarget()
+
+
+def hash_block_size_told() -> ReferenceTarget:
+    """Events have the number of tokens between hashes for that of a block."""
+
+    def take_events(pool: BlockPool) -> list[KVCacheEvent]:
+        return [
+            replace(event, block_size=pool.hash_block_size) if isinstance(event, BlockStored) else event
+            for event in _take_events(pool)
+        ]
+
+    break_it(BlockPool, "take_events", take_events)
+    return ReferenceTarget()

@@ -28,7 +28,7 @@ from kvref_conformance.report.files import report_document
 from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.report.text import visible, visible_lines
 from kvref_conformance.results import EXIT_CODES, EXIT_USAGE, Status
-from kvref_conformance.runner import DEPTHS, Options
+from kvref_conformance.runner import DEPTHS, NoSuchSubject, Options
 from kvref_conformance.session import NotJudged
 from kvref_conformance.targets import UnknownTarget
 from kvref_conformance.worker import TargetFailed
@@ -39,6 +39,7 @@ _POLITE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 _REFUSED = (
     NoSuchLaw,
+    NoSuchSubject,
     UnknownTarget,
     TargetFailed,
     ProfileError,
@@ -155,6 +156,7 @@ def cli() -> None:
 @cli.command()
 @_target_options
 @click.option("--laws", "patterns", multiple=True, metavar="GLOB", help="Only these laws, e.g. 'spec.*'.")
+@click.option("--subjects", multiple=True, metavar="GLOB", help="Only these, e.g. 'SlidingWindow*'.")
 @click.option(
     "--depth",
     type=click.Choice(list(DEPTHS)),
@@ -199,6 +201,7 @@ def check(
     stubs: tuple[str, ...],
     timeout: float,
     patterns: tuple[str, ...],
+    subjects: tuple[str, ...],
     depth: str,
     budget: float | None,
     seed: int,
@@ -222,7 +225,7 @@ def check(
     laws = select_laws(patterns)
     if report is not None:
         claim(report)
-    options = Options(laws=laws, depth=depth, seed=seed, budget=budget, jobs=jobs, strict=strict)
+    options = Options(laws, depth, seed, budget, jobs, strict, subjects)
     worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
     with progress(Console(stderr=True)) as watcher, loaded(worker, laws, watcher, declared) as one:
         result = one.check(options, choose_baseline(baseline, one.description), watcher)

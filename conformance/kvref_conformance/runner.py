@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +52,17 @@ class Options:
     budget: float | None = None
     jobs: int = 1
     strict: bool = False
+    subjects: tuple[str, ...] = ()
+    """Globs; none for every subject."""
+
+    def left_out(self, subject: str) -> bool:
+        """Whether it is not among the subjects to be run; what has no subject is never left out."""
+        globs = self.subjects
+        return bool(globs and subject) and not any(fnmatchcase(subject, glob) for glob in globs)
+
+
+class NoSuchSubject(ValueError):
+    """Globs that match no subject of the chosen laws."""
 
 
 def flags_needed(laws: Iterable[str], plugin: bool) -> list[str]:
@@ -94,6 +106,7 @@ class Runner:
         self._started = started = time.monotonic()
         description, options = self._description, self._options
         plugin = description["plugin"]
+        self._check_subjects()
         known, notes = self._replay_known(baseline)
         notes += [self._profile.note] if self._profile.note else []
         if unknown := of_unknown_kind(description):
@@ -163,6 +176,8 @@ class Runner:
             law = LAWS.get(entry.law)
             if law not in self._laws or law is None or entry.subject in self._left_to_stock:
                 continue
+            if self._options.left_out(entry.subject):
+                continue
             try:
                 shows = self.judge(law, entry.trace) is not None
             except NotJudged as error:
@@ -176,6 +191,19 @@ class Runner:
                 )
         return known, notes
 
+    def _check_subjects(self) -> None:
+        subjects = {
+            subject
+            for law in _feeding(self._laws)
+            for subject in subjects_of(law, self._description)
+            if subject
+        }
+        if subjects and all(map(self._options.left_out, subjects)):
+            raise NoSuchSubject(
+                f"no subject matches {' or '.join(map(repr, self._options.subjects))}; there are: "
+                f"{', '.join(sorted(subjects))}"
+            )
+
     def _plan(self) -> tuple[list[Unit], list[Row]]:
         """Units for what can be run, rows for what does not apply, in the order of the laws."""
         rows: list[Row] = []
@@ -183,7 +211,7 @@ class Runner:
         for law in _feeding(self._laws):
             workload = WORKLOADS[law.workload]
             for subject, reason in subjects_of(law, self._description).items():
-                if subject in self._left_to_stock:
+                if subject in self._left_to_stock or self._options.left_out(subject):
                     continue
                 gap = self._profile.gap(law.id, subject)
                 # One class that a law does not speak of is no gap; a law that speaks of nothing there is.

@@ -30,6 +30,9 @@ OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec")
 COMPANION = "FullAttentionSpec"
 """What layers there are beside those of the class in question, and others of its own."""
 
+UNKNOWN_KIND = "the rules of its kind are not known here"
+"""Why there is no cache for layers of a class."""
+
 BLOCK_SIZES = [2, 4]
 """Tokens; where a class takes other ones, all lengths grow with them."""
 
@@ -45,7 +48,7 @@ def kind_of(info: SpecClassInfo) -> str | None:
 
 def _reason(info: SpecClassInfo) -> str | None:
     if kind_of(info) is None:
-        return "the rules of its kind are not known here"
+        return UNKNOWN_KIND
     return missing_menu(info)
 
 

@@ -2,7 +2,7 @@
 
 What a scheduler owes the cache manager is written down in docs/engine-contract.md; each rule there has its
 place here. What is scheduled when, and for how many tokens, is left to whoever calls `Engine.go_on`, with a
-number that says what to do, with which of those that it can be done with, and how.
+number whose digits say what to do, with which of those that it can be done with, and how.
 """
 
 from __future__ import annotations
@@ -15,11 +15,30 @@ from typing import Any
 from kvref.target import CacheGroup, Hit
 from kvref_strategies.workload import Stage
 
-CHOICES = 1 << 24
+CHOICES = 1 << 32
 """Numbers below this are choices."""
 
 MAX_REQUESTS = 4
 """That there are at a time."""
+
+
+Pick = Callable[[int], int]
+"""Decides: it gets a count, and gives a number below it."""
+
+
+class Digits:
+    """Decides by the digits of a number, which may be too small: all that is left open is 0."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, count: int) -> int:
+        self.number, digit = divmod(self.number, count)
+        return digit
+
+
+Action = tuple[list[Any], Callable[[Any, Pick], None]]
+"""What something can be done with, and what does it."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +161,15 @@ class Engine:
     def go_on(self, choice: int) -> None:
         if not self.possible:
             return
-        what, which, how = choice % 16, choice // 16 % 8, choice // 128
-        kinds: list[tuple[Callable[[], list[Any]], Callable[[Any, int], None]]] = [
+        pick = Digits(choice)
+        what, which = pick(16), pick(8)
+        actions = self.actions()
+        these, act = actions[what % len(actions)]
+        act(these[which % len(these)], pick)
+
+    def actions(self) -> list[Action]:
+        """What can be done now; what is there several times is done more often."""
+        kinds: list[tuple[Callable[[], list[Any]], Callable[[Any, Pick], None]]] = [
             (self.to_admit, self.admit),
             (self.to_run, self.run),
             (self.open_steps, self.close),
@@ -161,9 +187,7 @@ class Engine:
             (self.to_evict, self.evict),
             (self.to_compare, self.common_prefix),
         ]
-        possible = [(these, act) for choices, act in kinds if (these := choices())]
-        these, act = possible[what % len(possible)]
-        act(these[which % len(these)], how)
+        return [(these, act) for choices, act in kinds if (these := choices())]
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         """Perform an operation; what it answers, or None if it failed."""
@@ -236,29 +260,27 @@ class Engine:
 
     # What is done with one of them.
 
-    def arrive(self, nothing: None, how: int) -> None:
+    def arrive(self, nothing: None, pick: Pick) -> None:
         """A new request; its prompt begins like another one, or is one, unless it is the first."""
         self.number += 1
         name = f"r{self.number}"
         salts = [None, None, None, "salt"]
-        longest = self.setup.max_model_len - 1
-        length, how = 1 + how % longest, how // longest
-        tokens, salt = [how % 2] * length, salts[how // 8 % 4]
-        if self.prompts and how % 8 > 1:
-            known, salt = self.prompts[-1 - how // 32 % len(self.prompts)]
-            shared = len(known) if how % 8 > 4 else min(length, len(known))
+        length = 1 + pick(self.setup.max_model_len - 1)
+        kind = pick(8)
+        tokens, salt = [kind % 2] * length, salts[pick(4)]
+        if self.prompts and kind > 1:
+            known, salt = self.prompts[-1 - pick(len(self.prompts))]
+            shared = len(known) if kind > 4 else min(length, len(known))
             tokens = known[:shared] + [1 - known[0]] * max(0, length - shared)
-        more = 1 + how % 5
-        limit = min(len(tokens) + more, self.setup.max_model_len)
-        request = Request(name, tokens, limit, encoder=self._encoder_tokens(how))
+        limit = min(len(tokens) + 1 + pick(5), self.setup.max_model_len)
         if (tokens, salt) not in self.prompts:
             self.prompts.append((tokens, salt))
-        self.waiting.append(request)
-        self.ask("add", request=name, tokens=tokens, max_tokens=limit - len(tokens), salt=salt)
-
-    def _encoder_tokens(self, how: int) -> int:
         most = self.setup.max_encoder_tokens
-        return 1 + how % most if most else 0
+        self.add(name, tokens, limit - len(tokens), salt, encoder=1 + pick(most) if most else 0)
+
+    def add(self, name: str, tokens: list[int], max_tokens: int, salt: str | None, encoder: int = 0) -> None:
+        self.waiting.append(Request(name, tokens, len(tokens) + max_tokens, encoder=encoder))
+        self.ask("add", request=name, tokens=tokens, max_tokens=max_tokens, salt=salt)
 
     def _open_step(self) -> Step:
         if self.step is None:
@@ -266,10 +288,10 @@ class Engine:
             self.ask("new_step")
         return self.step
 
-    def run(self, request: Request, how: int) -> None:
+    def run(self, request: Request, pick: Pick) -> None:
         """Schedule a running request; preempt the last ones until there is room."""
         step = self._open_step()
-        new = self._chunk(request, request.computed, self._missing(request), how, admitted=True)
+        new = self._chunk(request, request.computed, self._missing(request), pick)
         place = self.running.index(request)
         step.place = place + 1
         if new <= 0:
@@ -291,11 +313,11 @@ class Engine:
     def _lookahead(self) -> int:
         return self.setup.drafts if self.setup.use_eagle else 0
 
-    def _chunk(self, request: Request, start: int, missing: int, how: int, admitted: bool = False) -> int:
+    def _chunk(self, request: Request, start: int, missing: int, pick: Pick) -> int:
         """How many of the missing tokens are computed: half of the times as many as can be."""
         step = self._open_step()
         most = min(missing, self.setup.max_num_batched_tokens - step.tokens)
-        new = most if how % 2 == 0 else 1 + how // 2 % most if most > 0 else 0
+        new = most if most <= 0 or pick(2) == 0 else 1 + pick(most)
         return self._aligned(request, start, new)
 
     def _aligned(self, request: Request, start: int, new: int) -> int:
@@ -348,7 +370,7 @@ class Engine:
             output=output or [],
         )
 
-    def admit(self, request: Request, how: int) -> None:
+    def admit(self, request: Request, pick: Pick) -> None:
         """Let a waiting request in, with what is found for it."""
         step = self._open_step()
         step.admitting = True
@@ -358,10 +380,10 @@ class Engine:
             hit = self.ask("lookup", request=request.name)
             if hit is None:
                 return
-            how, external, delay = self._external(request, hit["tokens"], how)
+            external, delay = self._external(request, hit["tokens"], pick)
         start = request.computed + (hit["tokens"] if hit else 0) + external
         missing = 0 if delay else len(request.tokens) - start
-        new = self._chunk(request, start, missing, how) if missing else 0
+        new = self._chunk(request, start, missing, pick) if missing else 0
         if new <= 0 and not delay:
             return
         answer = self.do(
@@ -387,25 +409,23 @@ class Engine:
         step.place = len(self.running)
         self._schedule(request, new)
 
-    def _external(self, request: Request, found: int, how: int) -> tuple[int, int, bool]:
-        """What else to decide, how many tokens are loaded from elsewhere, and whether the step waits."""
+    def _external(self, request: Request, found: int, pick: Pick) -> tuple[int, bool]:
+        """How many tokens are loaded from elsewhere, and whether the step waits."""
         unit = self.setup.scheduler_block_size
         most = (len(request.tokens) - found) // unit
-        how, some = divmod(how, 4)
-        if not self.setup.loads or found % unit or some < 2 or not most:
-            return how, 0, False
-        how, units = divmod(how, most)
-        external = (1 + units) * unit
+        if not self.setup.loads or found % unit or not most or (some := pick(4)) < 2:
+            return 0, False
+        external = (1 + pick(most)) * unit
         # What is to be computed must not be nothing, unless nothing is computed yet.
         delay = some == 3 or found + external == len(request.tokens)
-        return how, external, delay
+        return external, delay
 
-    def loaded(self, request: Request, how: int) -> None:
+    def loaded(self, request: Request, pick: Pick) -> None:
         """What was loaded has arrived, or only its beginning has."""
         unit = self.setup.scheduler_block_size
         request.loading = False
-        if how % 4 == 0:
-            request.computed = how // 4 % (request.computed // unit) * unit
+        if pick(4) == 0:
+            request.computed = pick(request.computed // unit) * unit
         if request.computed:
             self.do("cache_blocks", request=request.name, computed=request.computed)
             request.computed = min(request.computed, len(request.tokens) - 1)
@@ -413,7 +433,7 @@ class Engine:
             self.do("free", request=request.name)
         self._progress(request)
 
-    def close(self, step: Step, how: int) -> None:
+    def close(self, step: Step, pick: Pick) -> None:
         """Hand the step over to be computed."""
         self.step = None
         if "take_new_block_ids" in self.offered:
@@ -437,14 +457,12 @@ class Engine:
         if step.scheduled:
             self.under_way.append(step)
 
-    def output(self, step: Step, how: int) -> None:
+    def output(self, step: Step, pick: Pick) -> None:
         """The step is done: drafts are accepted or not, and requests that are computed get a token."""
         self.under_way.popleft()
         for each in step.scheduled:
             request = each.request
-            how, accepted = divmod(how, 1 + each.drafts)
-            how, token = divmod(how, 2)
-            how, ends = divmod(how, 8)
+            accepted, token, ends = pick(1 + each.drafts), pick(2), pick(8)
             request.in_flight -= each.tokens
             if request not in self.running and request not in self.waiting:
                 continue
@@ -474,25 +492,25 @@ class Engine:
         (self.running if request in self.running else self.waiting).remove(request)
         self.do("free", request=request.name)
 
-    def abort(self, request: Request, how: int) -> None:
+    def abort(self, request: Request, pick: Pick) -> None:
         """The user has had enough, whatever the request is doing."""
         if request.loading:
             # Its blocks are being written to: it is kept until the load has ended.
-            self.loaded(request, 1)
+            self.loaded(request, lambda count: count - 1)
             if not self.possible:
                 return
         self._finish(request)
 
-    def reset(self, nothing: None, how: int) -> None:
+    def reset(self, nothing: None, pick: Pick) -> None:
         self.do("reset")
 
-    def evict(self, request: Request, how: int) -> None:
+    def evict(self, request: Request, pick: Pick) -> None:
         """What was loaded into blocks turned out to be bad."""
         state: dict[str, Any] = self.ask("state") or {"tables": {}}
         held = state["tables"].get(request.name, [])
         blocks = sorted({block for table in held for block in table} - {self.shape["null"]})
         if blocks:
-            self.do("evict", blocks=blocks[: 1 + how % len(blocks)])
+            self.do("evict", blocks=blocks[: 1 + pick(len(blocks))])
 
-    def common_prefix(self, request: Request, how: int) -> None:
+    def common_prefix(self, request: Request, pick: Pick) -> None:
         self.ask("common_prefix", request=request.name)

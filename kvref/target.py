@@ -351,6 +351,9 @@ class Hit(TypedDict):
     hashes: list[str]
     """The request's hashes, one for each `hash_block_size` tokens: with "/" and the number of the group
     behind it, each is a key as `CacheState` has them."""
+    junction: NotRequired[int]
+    """Where a prefix ends that is shared and of which some group has not cached all, 0 if there is none.
+    A step ends there, so that a recurrent state can be kept."""
 
 
 class Allocation(TypedDict):

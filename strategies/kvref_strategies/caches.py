@@ -129,6 +129,7 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
         batch = max(batch, scheduler_block_size)
     if enable_caching and len(groups) > 1 and not chunked and mode != "all":
         hash_block_size //= draw(st.sampled_from([1, 1, 2]))
+    loads = "CrossAttentionSpec" not in kinds and draw(st.sampled_from([False, False, True]))
     return Setup(
         groups=groups,
         num_blocks=draw(st.sampled_from([12, 24, 8, 40])),
@@ -144,7 +145,9 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
         is_async=is_async,
         whole=draw(st.booleans()),
         align=scheduler_block_size if recurrent and mode == "align" else None,
-        loads="CrossAttentionSpec" not in kinds and draw(st.sampled_from([False, False, True])),
+        loads=loads,
+        drops=loads and draw(st.booleans()),
+        priority=draw(st.sampled_from([False, False, True])),
     )
 
 

@@ -2,7 +2,7 @@
 
 What a scheduler owes the cache manager is written down in docs/engine-contract.md; each rule there has its
 place here. What is scheduled when, and for how many tokens, is left to whoever calls `Engine.go_on`, with a
-number that says what to do, with which of those that it can be done with, and how.
+number whose digits say what to do, with which of those that it can be done with, and how.
 """
 
 from __future__ import annotations
@@ -15,14 +15,33 @@ from typing import Any
 from kvref.target import CacheGroup, Hit
 from kvref_strategies.workload import Stage
 
-CHOICES = 1 << 24
+CHOICES = 1 << 32
 """Numbers below this are choices."""
 
-STRAIGHT = 1 << 7
+STRAIGHT = 16 * 8
 """Multiples of this go on with what there is, one way or another."""
 
 MAX_REQUESTS = 4
 """That there are at a time."""
+
+
+Pick = Callable[[int], int]
+"""Decides: it gets a count, and gives a number below it."""
+
+
+class Digits:
+    """Decides by the digits of a number, which may be too small: all that is left open is 0."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, count: int) -> int:
+        self.number, digit = divmod(self.number, count)
+        return digit
+
+
+Action = tuple[list[Any], Callable[[Any, Pick], None]]
+"""What something can be done with, and what does it."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +69,12 @@ class Setup:
     """Where recurrent states are kept at the end of a step alone: the length of their blocks."""
     loads: bool = False
     """Whether there is somewhere else that tokens can be loaded from."""
-
-    @property
-    def is_recurrent(self) -> bool:
-        return any(group.get("kind") == "MambaSpec" for group in self.groups)
-
-    @property
-    def keeps_all(self) -> bool:
-        """Whether there is one group, whose requests keep all of their blocks."""
-        return [group.get("kind") for group in self.groups] == ["FullAttentionSpec"]
+    drops: bool = False
+    """Whether what a preempted request has under way is of no use when it comes back."""
+    max_chunk: int | None = None
+    """The most tokens of a request that are computed in a step with others."""
+    priority: bool = False
+    """Whether another request than the last one may have to make room."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -94,9 +110,13 @@ class Request:
     """Outputs and drafts of steps under way, in an engine that does not wait for them."""
     loading: bool = False
     found: int = 0
-    """Of its computed tokens those that were found when it was let in."""
-    starts: int = 0
-    """How often it was preempted: what comes back of a step from before says nothing about it now."""
+    """Tokens found in the cache when it was let in, behind which others are loaded."""
+    junction: int = 0
+    """Where it parts from a prefix that others may share, if the cache wants a state kept there."""
+    stale: int = 0
+    """Those in flight since before it was preempted: that they were computed says nothing about it now."""
+    dropped: bool = False
+    """Whether what comes of these is dropped; if not, it is output like any other."""
     encoder: int = 0
 
     def __post_init__(self) -> None:
@@ -110,7 +130,6 @@ class Scheduled:
     request: Request
     tokens: int
     drafts: int
-    starts: int
     samples: bool = False
     """Whether it ends with the last token there is, so that there will be another one."""
 
@@ -123,7 +142,10 @@ class Step:
     place: int = 0
     """Running requests before this place are scheduled, or passed over, in this step."""
     admitting: bool = False
-    preempted: bool = False
+    full: bool = False
+    """Whether a request could not be let in, or was preempted: none is let in behind it."""
+    loading: list[Request] = field(default_factory=list)
+    """Whose loads begin in this step."""
 
     @property
     def tokens(self) -> int:
@@ -139,6 +161,8 @@ class Engine:
         self.offered = {name.partition(".")[2] for name in offered if name.startswith("cache.")}
         self.running: list[Request] = []
         self.waiting: list[Request] = []
+        self.leaving: list[Request] = []
+        """Aborted while something is loaded for them, and kept until that has ended."""
         self.prompts: list[tuple[list[int], str | None]] = []
         self.under_way: deque[Step] = deque()
         self.step: Step | None = None
@@ -156,8 +180,15 @@ class Engine:
     def go_on(self, choice: int) -> None:
         if not self.possible:
             return
-        what, which, how = choice % 16, choice // 16 % 8, choice // STRAIGHT
-        kinds: list[tuple[Callable[[], list[Any]], Callable[[Any, int], None]]] = [
+        pick = Digits(choice)
+        what, which = pick(16), pick(8)
+        actions = self.actions()
+        these, act = actions[what % len(actions)]
+        act(these[which % len(these)], pick)
+
+    def actions(self) -> list[Action]:
+        """What can be done now; what is there several times is done more often."""
+        kinds: list[tuple[Callable[[], list[Any]], Callable[[Any, Pick], None]]] = [
             (self.to_admit, self.admit),
             (self.to_run, self.run),
             (self.open_steps, self.close),
@@ -170,14 +201,13 @@ class Engine:
             (self.room, self.arrive),
             (self.to_run, self.run),
             (self.all_requests, self.abort),
-            (self.loading, self.loaded),
+            (self.to_load, self.loaded),
+            (self.loading, self.fail),
             (self.between_steps, self.reset),
-            (self.to_evict, self.evict),
+            (self.to_open, self.open),
             (self.to_compare, self.common_prefix),
         ]
-        possible = [(these, act) for choices, act in kinds if (these := choices())]
-        these, act = possible[what % len(possible)]
-        act(these[which % len(these)], how)
+        return [(these, act) for choices, act in kinds if (these := choices())]
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         """Perform an operation; what it answers, or None if it failed."""
@@ -206,9 +236,23 @@ class Engine:
         return [request for request in self.running[step.place :] if self._missing(request) > 0]
 
     def to_admit(self) -> list[Request]:
-        if not self._may_schedule() or (self.step is not None and self.step.preempted):
-            return []
-        return [request for request in self.waiting if not request.loading]
+        return [
+            request
+            for request in self._admissible()
+            if not request.loading and (request.dropped or not request.stale)
+        ]
+
+    def to_load(self) -> list[Request]:
+        """Requests for which all may be there now that they wait for."""
+        begun = self.step.loading if self.step else []
+        return [request for request in self._admissible() if request.loading and request not in begun]
+
+    def _admissible(self) -> list[Request]:
+        full = self.step is not None and self.step.full
+        return self.waiting if self._may_schedule() and not full else []
+
+    def to_open(self) -> list[None]:
+        return [None] if self.step is None and self._may_schedule() else []
 
     def open_steps(self) -> list[Step]:
         return [self.step] if self.step is not None else []
@@ -217,20 +261,19 @@ class Engine:
         return [self.under_way[0]] if self.under_way and self.step is None else []
 
     def room(self) -> list[None]:
-        return [None] if len(self.running) + len(self.waiting) < MAX_REQUESTS else []
+        requests = len(self.running) + len(self.waiting) + len(self.leaving)
+        return [None] if self.step is None and requests < MAX_REQUESTS else []
 
     def all_requests(self) -> list[Request]:
         return [*self.running, *self.waiting] if self.step is None else []
 
     def loading(self) -> list[Request]:
-        return [request for request in self.waiting if request.loading and self.step is None]
+        return [request for request in self.waiting if request.loading] if self.step is None else []
 
     def between_steps(self) -> list[None]:
-        return [None] if self.step is None else []
-
-    def to_evict(self) -> list[Request]:
-        usable = self.setup.enable_caching and self.setup.loads and {"evict", "state"} <= self.offered
-        return self.running if usable and self.step is None else []
+        """An engine with one batch at a time waits for it, and does nothing else but note who has left."""
+        waits = self.under_way and self.setup.max_batches == 1
+        return [None] if self.step is None and not waits else []
 
     def to_compare(self) -> list[Request]:
         return self.running if len(self.running) > 1 and "common_prefix" in self.offered else []
@@ -250,28 +293,35 @@ class Engine:
 
     # What is done with one of them.
 
-    def arrive(self, nothing: None, how: int) -> None:
+    def arrive(self, nothing: None, pick: Pick) -> None:
         """A new request; its prompt begins like another one, or is one, unless it is the first."""
         salts = [None, None, None, "salt"]
-        longest = self.setup.max_model_len - 1
-        length, how = 1 + how % longest, how // longest
-        tokens, salt = [how % 2] * length, salts[how // 8 % 4]
-        if self.prompts and how % 8 > 1:
-            known, salt = self.prompts[-1 - how // 32 % len(self.prompts)]
-            shared = len(known) if how % 8 > 4 else min(length, len(known))
+        length = 1 + pick(self.setup.max_model_len - 1)
+        kind = pick(8)
+        tokens, salt = [kind % 2] * length, salts[pick(4)]
+        if self.prompts and kind > 1:
+            known, salt = self.prompts[-1 - pick(len(self.prompts))]
+            shared = len(known) if kind > 4 else min(length, len(known))
             tokens = known[:shared] + [1 - known[0]] * max(0, length - shared)
+        more = [1, 2, 4, 16][pick(4)]
         if (tokens, salt) not in self.prompts:
             self.prompts.append((tokens, salt))
-        self.submit(tokens, 1 + how % 5, salt, self._encoder_tokens(how))
+        most = self.setup.max_encoder_tokens
+        self.submit(tokens, more, salt, encoder=1 + pick(most) if most else 0)
 
     def submit(self, tokens: list[int], more: int, salt: str | None = None, encoder: int = 0) -> Request:
         """A new request that ends after so many more tokens, if not before."""
         self.number += 1
-        limit = min(len(tokens) + more, self.setup.max_model_len)
-        request = Request(f"r{self.number}", tokens, limit, encoder=encoder)
-        self.waiting.append(request)
-        self.ask("add", request=request.name, tokens=tokens, max_tokens=limit - len(tokens), salt=salt)
-        return request
+        more = min(more, self.setup.max_model_len - len(tokens))
+        return self.add(f"r{self.number}", tokens, more, salt, encoder)
+
+    def add(
+        self, request: str, tokens: list[int], max_tokens: int, salt: str | None, encoder: int = 0
+    ) -> Request:
+        added = Request(request, tokens, len(tokens) + max_tokens, encoder=encoder)
+        self.waiting.append(added)
+        self.ask("add", request=request, tokens=tokens, max_tokens=max_tokens, salt=salt)
+        return added
 
     def finish(self, request: Request, hows: Sequence[int] = ()) -> None:
         """Go on until the request has ended, first like this, and do nothing else."""
@@ -280,9 +330,9 @@ class Engine:
                 return
             self.go_on(hows[place] * STRAIGHT if place < len(hows) else 0)
 
-    def _encoder_tokens(self, how: int) -> int:
-        most = self.setup.max_encoder_tokens
-        return 1 + how % most if most else 0
+    def open(self, nothing: None, pick: Pick) -> None:
+        """Begin a step, in which it may be that nothing can be done."""
+        self._open_step()
 
     def _open_step(self) -> Step:
         if self.step is None:
@@ -290,10 +340,10 @@ class Engine:
             self.ask("new_step")
         return self.step
 
-    def run(self, request: Request, how: int) -> None:
+    def run(self, request: Request, pick: Pick) -> None:
         """Schedule a running request; preempt the last ones until there is room."""
         step = self._open_step()
-        new = self._chunk(request, request.computed, self._missing(request), how, admitted=True)
+        new = self._chunk(request, request.computed, self._missing(request), pick)
         place = self.running.index(request)
         step.place = place + 1
         if new <= 0:
@@ -305,9 +355,12 @@ class Engine:
             if answer["added"] is not None:
                 self._schedule(request, new)
                 return
-            victim = self.running[-1]
-            self._preempt(victim)
-            step.preempted = True
+            victim = self.running[pick(len(self.running)) if self.setup.priority else -1]
+            if self.running.index(victim) < step.place:
+                step.place -= 1
+            self._preempt(victim, self.setup.drops)
+            step.full = True
+            step.scheduled = [each for each in step.scheduled if each.request is not victim]
             if victim is request:
                 step.place = len(self.running)
                 return
@@ -315,11 +368,13 @@ class Engine:
     def _lookahead(self) -> int:
         return self.setup.drafts if self.setup.use_eagle else 0
 
-    def _chunk(self, request: Request, start: int, missing: int, how: int, admitted: bool = False) -> int:
+    def _budget(self) -> int:
+        return self.setup.max_num_batched_tokens - self._open_step().tokens
+
+    def _chunk(self, request: Request, start: int, missing: int, pick: Pick) -> int:
         """How many of the missing tokens are computed: half of the times as many as can be."""
-        step = self._open_step()
-        most = min(missing, self.setup.max_num_batched_tokens - step.tokens)
-        new = most if how % 2 == 0 else 1 + how // 2 % most if most > 0 else 0
+        most = min(missing, self._budget())
+        new = most if most <= 0 or pick(2) == 0 else 1 + pick(most)
         return self._aligned(request, start, new)
 
     def _aligned(self, request: Request, start: int, new: int) -> int:
@@ -331,7 +386,7 @@ class Engine:
         end = start + new
         if end < prefill_end:
             aligned = end // block * block
-            if aligned > start or block <= self.setup.max_num_batched_tokens:
+            if aligned > start or block <= (self.setup.max_chunk or self.setup.max_num_batched_tokens):
                 end = aligned
         stops = [self._kept(len(request.tokens), block)]
         if start % block:
@@ -340,6 +395,8 @@ class Engine:
             tail = self._kept(request.prompt, self.setup.hash_block_size)
             if stops[0] < tail < request.prompt:
                 stops.append(tail)
+        if start < request.junction < end:
+            stops.append(start + (request.junction - start) // block * block)
         return max(min([stop for stop in stops if start < stop < end], default=end) - start, 0)
 
     def _kept(self, tokens: int, unit: int) -> int:
@@ -351,15 +408,16 @@ class Engine:
     def _schedule(self, request: Request, new: int) -> None:
         step = self._open_step()
         drafts = max(0, request.computed + new - len(request.tokens) - request.awaited)
-        step.scheduled.append(Scheduled(request, new, drafts, request.starts))
+        step.scheduled.append(Scheduled(request, new, drafts))
         request.drafts = 0
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: Request, drop: bool) -> None:
         """Its blocks are taken; what it has under way comes back, and counts as in flight until then."""
         self.running.remove(request)
         self.do("free", request=request.name)
         request.computed = request.drafts = request.awaited = 0
-        request.starts += 1
+        request.dropped = drop or (request.dropped and request.stale > 0)
+        request.stale = request.in_flight
         self.waiting.insert(0, request)
         self._progress(request)
 
@@ -372,7 +430,7 @@ class Engine:
             output=output or [],
         )
 
-    def admit(self, request: Request, how: int) -> None:
+    def admit(self, request: Request, pick: Pick) -> None:
         """Let a waiting request in, with what is found for it."""
         step = self._open_step()
         step.admitting = True
@@ -382,17 +440,23 @@ class Engine:
             hit = self.ask("lookup", request=request.name)
             if hit is None:
                 return
-            how, external, delay = self._external(request, hit["tokens"], how)
+            request.junction = hit.get("junction", 0)
+            loads = self._external(request, hit["tokens"], pick)
+            if loads is None:
+                return
+            external, delay = loads
+            hit = self._passed_on(hit, external)
+            request.found = hit["tokens"]
         start = request.computed + (hit["tokens"] if hit else 0) + external
-        missing = 0 if delay else len(request.tokens) - start
-        new = self._chunk(request, start, missing, how) if missing else 0
+        new = 0 if delay else self._first_chunk(request, start, pick)
         if new <= 0 and not delay:
+            step.full = True
             return
         answer = self.do(
             "allocate",
             request=request.name,
             new=new,
-            hit=None if hit is None else {"tokens": hit["tokens"], "blocks": hit["blocks"], "hashes": []},
+            hit=hit,
             lookahead=0 if delay else self._lookahead(),
             external=external,
             delay=delay,
@@ -400,40 +464,71 @@ class Engine:
             whole=self.setup.whole,
         )
         if answer is None or answer["added"] is None:
+            step.full = True
             return
         request.computed = start
-        request.found = hit["tokens"] if hit else request.found
         if delay:
             request.loading = True
+            step.loading.append(request)
             self._progress(request)
             return
         self.waiting.remove(request)
         self.running.append(request)
-        step.place = len(self.running)
+        self._progress(request)
         self._schedule(request, new)
 
-    def _external(self, request: Request, found: int, how: int) -> tuple[int, int, bool]:
-        """What else to decide, how many tokens are loaded from elsewhere, and whether the step waits."""
-        unit = self.setup.scheduler_block_size
-        # A recurrent state is that behind all tokens before the last: it is not there for the last one alone.
-        most = (len(request.tokens) - self.setup.is_recurrent - found) // unit
-        how, some = divmod(how, 4)
-        if not self.setup.loads or found % unit or some < 2 or not most:
-            return how, 0, False
-        how, units = divmod(how, most)
-        external = (1 + units) * unit
-        # What is to be computed must not be nothing, unless nothing is computed yet.
-        delay = some == 3 or found + external == len(request.tokens)
-        return how, external, delay
+    def _first_chunk(self, request: Request, start: int, pick: Pick) -> int:
+        """How many tokens are computed of a request that is let in."""
+        missing = len(request.tokens) - start
+        padded = 1 + self.setup.drafts
+        fits = start + padded < self.setup.max_model_len
+        if missing > 1 or not self.setup.drafts or not fits or pick(2) == 0:
+            return self._chunk(request, start, missing, pick)
+        # Drafts nobody has proposed, so that all requests of the step have as many rows.
+        if padded > self._budget():
+            return 0
+        return padded if self._aligned(request, start, padded) == padded else 1
 
-    def loaded(self, request: Request, how: int) -> None:
-        """What was loaded has arrived, or only its beginning has."""
+    def _external(self, request: Request, found: int, pick: Pick) -> tuple[int, bool] | None:
+        """How many tokens are loaded from elsewhere, and whether aside; None if nobody knows yet."""
+        if not self.setup.loads or len(request.tokens) == 1:
+            return 0, False
         unit = self.setup.scheduler_block_size
+        left = len(request.tokens) - found // unit * unit
+        kind = pick(6)
+        if kind == 5:
+            return None
+        external = left if kind == 4 else pick(left // unit + 1) * unit
+        # What lies within a block of which the cache has more is not loaded.
+        if kind < 2 or external <= found % unit:
+            return 0, False
+        # What is to be computed must not be nothing, unless nothing is computed yet.
+        return external, kind > 2 or external == left
+
+    def _passed_on(self, hit: Hit, external: int) -> Hit:
+        """What is used of a hit: what ends within a block is loaded as well if more is."""
+        tokens, blocks, unit = hit["tokens"], hit["blocks"], self.setup.scheduler_block_size
+        if external and tokens % unit:
+            tokens -= tokens % unit
+            sizes = [group["spec"]["fields"]["block_size"] for group in self.setup.groups]
+            blocks = [found[: -(-tokens // size)] for found, size in zip(blocks, sizes, strict=True)]
+        return {"tokens": tokens, "blocks": blocks, "hashes": []}
+
+    def fail(self, request: Request, pick: Pick) -> None:
+        """Not all that is loaded will be right. With one group, its beginning may be."""
+        unit = self.setup.scheduler_block_size
+        if len(self.setup.groups) > 1:
+            request.computed = 0
+        else:
+            first = request.found // unit
+            request.computed = (first + pick(max(1, -(-request.computed // unit) - first))) * unit
+        self._progress(request)
+
+    def loaded(self, request: Request, pick: Pick) -> None:
+        """Nothing is loaded any more for a request, so that it can be let in."""
+        step = self._open_step()
+        step.admitting = True
         request.loading = False
-        if how % 4 == 0:
-            # Where it matters what has been freed meanwhile, what did arrive is given up as well.
-            some = how // 4 % ((request.computed - request.found) // unit) * unit
-            request.computed = request.found + some if self.setup.keeps_all else 0
         if request.computed:
             self.do("cache_blocks", request=request.name, computed=request.computed)
             request.computed = min(request.computed, len(request.tokens) - 1)
@@ -441,18 +536,13 @@ class Engine:
             self.do("free", request=request.name)
         self._progress(request)
 
-    def close(self, step: Step, how: int) -> None:
+    def close(self, step: Step, pick: Pick) -> None:
         """Hand the step over to be computed."""
         self.step = None
-        if "take_new_block_ids" in self.offered:
-            self.ask("take_new_block_ids")
         if "take_copies" in self.offered:
             self.do("take_copies")
-        step.scheduled = [
-            each
-            for each in step.scheduled
-            if each.request in self.running and each.starts == each.request.starts
-        ]
+        if "take_new_block_ids" in self.offered:
+            self.ask("take_new_block_ids")
         for each in step.scheduled:
             request = each.request
             request.computed += each.tokens
@@ -462,65 +552,107 @@ class Engine:
                 request.awaited += 1 + each.drafts
                 request.drafts = self.setup.drafts
             self._progress(request)
-        if step.scheduled:
-            self.under_way.append(step)
+        self.under_way.append(step)
 
-    def output(self, step: Step, how: int) -> None:
+    def output(self, step: Step, pick: Pick) -> None:
         """The step is done: drafts are accepted or not, and requests that are computed get a token."""
         self.under_way.popleft()
+        spoilt, ends = self._spoilt(step, pick)
         for each in step.scheduled:
             request = each.request
-            how, accepted = divmod(how, 1 + each.drafts)
-            how, token = divmod(how, 2)
-            how, ends = divmod(how, 8)
             request.in_flight -= each.tokens
+            stale = request.stale > 0
+            request.stale -= each.tokens if stale else 0
             if request not in self.running and request not in self.waiting:
                 continue
-            self._settle(request, each, accepted, token, ends == 7)
+            if each.samples and request is not spoilt and not (stale and request.dropped):
+                self._settle(request, each, stale, pick)
+            else:
+                self._progress(request)
+        if spoilt is not None:
+            self._progress(spoilt)
+            if ends:
+                self._finish(spoilt)
+            else:
+                self._propose(spoilt, pick)
+        for request in [*self.leaving]:
+            if pick(2):
+                self.leaving.remove(request)
+                self.do("free", request=request.name)
         if "take_events" in self.offered:
             self.do("take_events")
 
-    def _settle(self, request: Request, each: Scheduled, accepted: int, token: int, ends: bool) -> None:
-        if each.starts != request.starts or not each.samples:
-            self._progress(request)
-            return
-        rejected = each.drafts - accepted
-        request.computed -= rejected
-        output = [token] * min(1 + accepted, request.limit - len(request.tokens))
+    def _spoilt(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
+        """A running request for which something wrong was loaded, and whether it ends for that.
+
+        If not, it is computed again from there on. Only where blocks have one number in one group.
+        """
+        simple = self.setup.loads and len(self.setup.groups) == self.setup.max_batches == 1
+        if not simple or not self.running or pick(8) < 7:
+            return None, False
+        request = self.running[pick(len(self.running))]
+        scheduled = sum(each.tokens for each in step.scheduled if each.request is request)
+        places = -(-(request.computed - scheduled) // self.setup.scheduler_block_size)
+        if places <= 0:
+            return None, False
+        state: dict[str, Any] = self.ask("state") or {"tables": {}}
+        tables = {name: groups[0] for name, groups in state["tables"].items()}
+        others = {block for name in tables if name != request.name for block in tables[name]}
+        first = pick(places)
+        table = tables.get(request.name, [])[first:]
+        if not table or table[0] in {self.shape["null"], *others}:
+            return None, False
+        request.computed = first * self.setup.scheduler_block_size
+        self._progress(request)
+        ends = pick(2) == 1
+        if ends:
+            self.do("evict", blocks=sorted(set(table)))
+        return request, ends
+
+    def _settle(self, request: Request, each: Scheduled, stale: bool, pick: Pick) -> None:
+        accepted = pick(1 + each.drafts)
+        output = [pick(2) for _ in range(min(1 + accepted, request.limit - len(request.tokens)))]
+        ends = pick(8) == 7
+        if ends:
+            output = output[: 1 + pick(len(output))]
         request.tokens = request.tokens + output
-        if self.setup.is_async:
-            request.awaited -= rejected + 1 + accepted
+        rejected = each.drafts - accepted
+        if not stale:
+            request.computed -= rejected
+            if self.setup.is_async:
+                request.awaited -= rejected + len(output)
         self._progress(request, output)
+        if self.setup.is_async and not stale:
+            self.do("cache_blocks", request=request.name, computed=request.computed - request.awaited)
         if ends or len(request.tokens) >= request.limit:
             self._finish(request)
-        elif self.setup.is_async:
-            self.do("cache_blocks", request=request.name, computed=request.computed - request.awaited)
         else:
-            request.drafts = self.setup.drafts
+            self._propose(request, pick)
+
+    def _propose(self, request: Request, pick: Pick) -> None:
+        """Drafts for the next step: half of the times as many as can be."""
+        most = self.setup.drafts
+        if most and not self.setup.is_async:
+            request.drafts = most - (pick(most + 1) if pick(2) else 0)
 
     def _finish(self, request: Request) -> None:
         (self.running if request in self.running else self.waiting).remove(request)
         self.do("free", request=request.name)
 
-    def abort(self, request: Request, how: int) -> None:
+    def abort(self, request: Request, pick: Pick) -> None:
         """The user has had enough, whatever the request is doing."""
-        if request.loading:
-            # Its blocks are being written to: it is kept until the load has ended.
-            self.loaded(request, 1)
-            if not self.possible:
-                return
-        self._finish(request)
+        if request.loading and pick(2) == 0:
+            self.waiting.remove(request)
+            self.leaving.append(request)
+        else:
+            self._finish(request)
 
-    def reset(self, nothing: None, how: int) -> None:
+    def reset(self, nothing: None, pick: Pick) -> None:
+        """Forget all, if no request is running, or none any more."""
+        if pick(4) == 3:
+            for request in reversed([*self.running]):
+                self._preempt(request, drop=True)
         self.do("reset")
 
-    def evict(self, request: Request, how: int) -> None:
-        """What was loaded into blocks turned out to be bad."""
-        state: dict[str, Any] = self.ask("state") or {"tables": {}}
-        held = state["tables"].get(request.name, [])
-        blocks = sorted({block for table in held for block in table} - {self.shape["null"]})
-        if blocks:
-            self.do("evict", blocks=blocks[: 1 + how % len(blocks)])
-
-    def common_prefix(self, request: Request, how: int) -> None:
+    def common_prefix(self, request: Request, pick: Pick) -> None:
         self.ask("common_prefix", request=request.name)

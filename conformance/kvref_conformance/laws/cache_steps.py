@@ -73,6 +73,8 @@ class Course:
     in_flight: int = 0
     loaded: int = 0
     """Tokens up to here came from elsewhere, or were found. The last of them may be computed again."""
+    failed: bool = False
+    """Whether something that was computed, or loaded, is to be computed again, since it was wrong."""
     stale: int = 0
     """Tokens in flight from before its blocks were taken."""
 
@@ -207,11 +209,13 @@ def follow(step: Step) -> None:
         request.tokens = request.tokens + arguments["output"]
         less = request.in_flight - arguments["in_flight"]
         request.stale = max(0, request.stale - max(0, less))
+        confirmed = request.confirmed
         request.computed, request.in_flight = arguments["computed"], arguments["in_flight"]
-        if request.computed < request.loaded - 1:
-            request.loaded = request.computed
+        if request.confirmed < confirmed and request.confirmed != request.loaded - 1:
+            request.failed = True
     if step.op == "cache.free":
         request.stale, request.computed, request.loaded = request.in_flight, 0, 0
+        request.failed = False
     if step.allocated:
         request.encoder = max(request.encoder, arguments.get("encoder", 0))
         request.loaded = max(request.loaded, step.start if step.args.get("hit") else 0)

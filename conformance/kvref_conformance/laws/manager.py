@@ -14,9 +14,12 @@ from kvref_conformance.results import Level
 
 
 def granted(runs: Runs) -> Iterator[tuple[Step, Group, State]]:
-    """Each allocation that was granted, with the subject's group and what is in the cache behind it."""
+    """Each allocation that was granted, with the subject's group and what is in the cache behind it.
+
+    Those of requests that go back to what was wrong are for other laws: blocks may be gone that they needed.
+    """
     for step in steps(runs[0]):
-        if step.allocated and step.after is not None and step.request is not None:
+        if step.allocated and step.after is not None and step.request is not None and not step.request.failed:
             yield step, step.cache.groups[0], step.after
 
 
@@ -31,6 +34,11 @@ def confirmed(step: Step) -> int:
     if request.computed != step.start:
         return min(step.start, len(request.tokens) - 1)
     return request.confirmed
+
+
+def computed_again(step: Step) -> bool:
+    """Whether the last token is computed a second time, because all of them were loaded."""
+    return step.request is not None and step.request.loaded > step.start
 
 
 def window_kept(runs: Runs) -> int:
@@ -48,7 +56,8 @@ def window_kept(runs: Runs) -> int:
         if group.kind == "MambaSpec":
             # The state that the step starts from, and the one that it ends with. Behind a step with drafts
             # the first may be in a block for drafts.
-            source = [(step.start - 1) // group.block_size] if step.start and not group.further_blocks else []
+            known = step.start and not group.further_blocks and not computed_again(step)
+            source = [(step.start - 1) // group.block_size] if known else []
             places = [*source, places[-1]]
         for place in places:
             if place >= len(table) or table[place] == null:

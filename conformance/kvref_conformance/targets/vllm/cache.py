@@ -124,6 +124,7 @@ def lookup(request: str) -> Hit:
         "tokens": tokens,
         "blocks": [numbers(group) for group in blocks.blocks],
         "hashes": [hash_name(each) for each in made.block_hashes],
+        "junction": boundary[0] if boundary else 0,
     }
 
 

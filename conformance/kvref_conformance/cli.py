@@ -1,4 +1,4 @@
-"""The command line: `kvref check | laws | doctor | replay`."""
+"""The command line: `kvref check | laws | doctor | replay | hosts`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import click
 from rich.console import Console
 
 import kvref
-from kvref_conformance import baseline as baselines, schemas
+from kvref_conformance import baseline as baselines, hosts as releases, schemas
 from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, prepare, select_laws
 from kvref_conformance.laws import LAWS
 from kvref_conformance.profile import ProfileError
@@ -44,6 +43,7 @@ _REFUSED = (
     ProfileError,
     NotJudged,
     ForeignDirectory,
+    releases.HostError,
     baselines.BaselineError,
     schemas.InvalidDocument,
 )
@@ -114,7 +114,7 @@ def _target_options(command: Callable[..., None]) -> Callable[..., None]:
                 metavar="FILE|none",
                 help="What the vendor declares; by default kvref.toml, or [tool.kvref] in pyproject.toml.",
             ),
-            click.option("--python", default=sys.executable, help="Interpreter that loads the target."),
+            click.option("--python", help="Interpreter that loads the target; by default this one."),
             click.option(
                 "--path",
                 "paths",
@@ -148,7 +148,8 @@ def cli() -> None:
     """Check that a KV-cache implementation keeps the laws an LLM engine relies on.
 
     A TARGET is 'reference' (kvref's own, the default if no profile names one), 'vllm' (the one installed),
-    'vllm:PLUGIN' (with that platform plugin), or 'package.module:factory' for any other (docs/targets.md).
+    'vllm==VERSION' (a release that 'kvref hosts' prepared), 'vllm:PLUGIN' (with that platform plugin), or
+    'package.module:factory' for any other (docs/targets.md).
     """
 
 
@@ -194,7 +195,7 @@ def check(
     context: click.Context,
     target: str | None,
     profile: str | None,
-    python: str,
+    python: str | None,
     paths: tuple[str, ...],
     stubs: tuple[str, ...],
     timeout: float,
@@ -256,7 +257,7 @@ def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
 def doctor(
     target: str | None,
     profile: str | None,
-    python: str,
+    python: str | None,
     paths: tuple[str, ...],
     stubs: tuple[str, ...],
     timeout: float,
@@ -269,7 +270,7 @@ def doctor(
     click.echo(f"target       {description['name']} {description['version']}")
     if plugin := description["plugin"]:
         click.echo(f"plugin       {plugin['name']} ({plugin['version']})")
-    click.echo(f"interpreter  {python} (Python {description['environment']['python']})")
+    click.echo(f"interpreter  {worker.python} (Python {description['environment']['python']})")
     click.echo(f"torch        {description['environment']['torch']}")
     parts = [part for part in description["parts"] if "." not in part]
     click.echo(f"parts        {', '.join(parts) or 'none'}")
@@ -301,7 +302,7 @@ def replay(
     trace: Path,
     target: str | None,
     profile: str | None,
-    python: str,
+    python: str | None,
     paths: tuple[str, ...],
     stubs: tuple[str, ...],
     timeout: float,
@@ -337,3 +338,29 @@ def replay(
         context.exit(0)
     click.echo(f"breaks\n  expected  {visible(broken.expected)}\n  observed  {visible(broken.observed)}")
     context.exit(1)
+
+
+@cli.group(invoke_without_command=True)
+@click.pass_context
+def hosts(context: click.Context) -> None:
+    """List the releases of vLLM that can be checked side by side, as 'vllm==VERSION'."""
+    if context.invoked_subcommand is not None:
+        return
+    for version in releases.VERSIONS:
+        host = releases.find(version)
+        where = host.folder or host.python
+        click.echo(f"vllm=={version:8} {f'prepared      {where}' if host.prepared else 'not prepared'}")
+
+
+@hosts.command("prepare")
+@click.argument("versions", nargs=-1, metavar="[VERSION]...")
+def prepare_hosts(versions: tuple[str, ...]) -> None:
+    """Download and set up releases of vLLM, all or those named.
+
+    Makes one environment with PyTorch and the requirements of the newest release (2.3 GB), and a folder for
+    each of the others (0.4 GB), below ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}. What is there is
+    kept. With KVREF_VLLM_PYTHON, the environment of that interpreter is used instead.
+    """
+    for host in [releases.find(version) for version in versions or releases.VERSIONS]:
+        releases.prepare(host.version, lambda text: click.echo(f"kvref: {text}", err=True))
+        click.echo(f"vllm=={host.version} is prepared")

@@ -91,9 +91,9 @@ def _chunks(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     fields = {"block_size": draw(st.sampled_from([64, 32])), "num_kv_heads": 1, "dtype": "torch.float16"}
-    layer = _spec(description, "MLAAttentionSpec", **fields, head_size=576)
-    # An index of the cache, which some models keep beside it.
-    index = with_field(with_field(layer, "head_size", 132), "dtype", "torch.uint8")
+    # Says how its cache is stored; an index of the cache, which some models keep beside it, does not.
+    layer = _spec(description, "MLAAttentionSpec", **fields, head_size=576, cache_dtype_str="auto")
+    index = _spec(description, "MLAAttentionSpec", **{**fields, "dtype": "torch.uint8"}, head_size=132)
     return [layer, draw(st.sampled_from([layer, index]))]
 
 

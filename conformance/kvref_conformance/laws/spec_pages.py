@@ -58,7 +58,7 @@ def content_bytes(facts: dict[str, Any]) -> int | None:
     v = fields.get("head_size_v", k)
     v = k if v is None else v
     if is_kind(facts, *LATENT) and v == k:
-        v = 0  # One vector stands for both; the field is that of the class for full attention, left as it was.
+        v = 0  # One vector stands for both, though the class has the field of full attention.
     values = (k + v) * item_bytes(fields["dtype"])
     match fields.get("kv_quant_mode"):
         case None | {"name": "NONE" | "FP8_PER_TENSOR"}:

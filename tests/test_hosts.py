@@ -206,7 +206,7 @@ def test_hosts_prepare_refuses(kvref: Kvref, pip: Pip, version: str) -> None:
     """Before anything is made, whatever stands in front of it."""
     ran = kvref("hosts", "prepare", "0.25.1", version)
     assert (ran.code, ran.out, pip.installed) == (2, "", [])
-    assert f"vllm=={version} is none of those that can be prepared: 0.22.1, " in ran.err
+    assert f"vllm=={version} is none of the releases that can be prepared: 0.22.1, " in ran.err
 
 
 def test_hosts_prepare_fails(kvref: Kvref, pip: Pip) -> None:

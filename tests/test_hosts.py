@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Kvref
-from test_packaging import pins
+from test_packaging import ROOT, pins
 
 from kvref_conformance import hosts
 from kvref_conformance.check import prepare
@@ -71,6 +72,14 @@ def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KVREF_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert hosts.cache_directory() == tmp_path / "kvref"
+
+
+def test_ci_needs_nothing_installed(tmp_path: Path) -> None:
+    """The script alone, without site-packages."""
+    command = [sys.executable, "-S", "-E", str(ROOT / ".ci" / "vllm-env")]
+    variables = {"KVREF_VLLM_PYTHON": sys.executable, "KVREF_CACHE": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"{sys.executable}\n", f"vllm-env: using {sys.executable}\n")
 
 
 def test_torch_is_the_one_that_ci_has() -> None:
@@ -207,6 +216,11 @@ def test_hosts_prepare_refuses(kvref: Kvref, pip: Pip, version: str) -> None:
     ran = kvref("hosts", "prepare", "0.25.1", version)
     assert (ran.code, ran.out, pip.installed) == (2, "", [])
     assert f"vllm=={version} is none of the releases that can be prepared: 0.22.1, " in ran.err
+
+
+def test_matrix_and_hosts_have_help(kvref: Kvref) -> None:
+    assert "3  a release is not prepared" in kvref("matrix", "--help").out
+    assert "prepare" in kvref("hosts", "--help").out
 
 
 def test_hosts_prepare_fails(kvref: Kvref, pip: Pip) -> None:

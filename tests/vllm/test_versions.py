@@ -41,7 +41,7 @@ def is_before(version: str, other: str) -> bool:
 def test_it_is_the_release_that_was_asked_for(checked: tuple[str, dict[str, Any]]) -> None:
     version, report = checked
     assert report["target"]["version"] == version
-    assert {row["status"] for row in report["laws"]} == {"broken", "holds", "not-applicable"}
+    assert {row["status"] for row in report["laws"]} <= {"broken", "holds", "not-applicable"}
 
 
 def test_the_order_of_registrations(checked: tuple[str, dict[str, Any]]) -> None:

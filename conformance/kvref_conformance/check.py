@@ -54,7 +54,7 @@ def prepare(
         if python or paths:
             raise hosts.HostError(
                 f"{target} stands for an interpreter and a folder of its own: leave out --python and --path, "
-                f"or name the target 'vllm'"
+                "or name the target 'vllm'"
             )
         host = hosts.prepared(release)
         python, paths = str(host.python), [str(host.folder)] if host.folder else []

@@ -204,7 +204,11 @@ def prepare_folder(requirement: str, say: Say) -> Path:
             into = ("--no-deps", "--target", str(partial))
             _install(python, say, *into, requirement)
             if name == DISTRIBUTION and is_environment():
+                tried: list[str] = []
                 while lacking := _missing(python, partial):
+                    if lacking == tried:
+                        raise HostError(f"{requirement} needs {', '.join(lacking)}, which pip does not bring")
+                    tried = lacking
                     _install(python, say, *into, *lacking)
                 _check(python, partial, version)
             partial.rename(directory)

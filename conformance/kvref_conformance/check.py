@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvref_conformance import baseline as baselines
+from kvref_conformance import baseline as baselines, hosts
 from kvref_conformance.baseline import NO_BASELINE, Baseline, BaselineError
 from kvref_conformance.laws import LAWS
 from kvref_conformance.profile import NO_PROFILE, Profile, choose_profile
@@ -39,19 +40,29 @@ def prepare(
     target: str | None,
     profile: str | None,
     *,
-    python: str,
+    python: str | None,
     paths: Sequence[str],
     stubs: Sequence[str],
     timeout: float = Worker.timeout,
 ) -> tuple[Worker, Profile]:
     """How to run the target: what the caller says, and behind it what the profile does.
 
-    Raises `ProfileError`.
+    Raises `ProfileError`; for a target like `vllm==0.25.1` `HostError`.
     """
+    family, pinned, release = (target or "").partition("==")
+    if pinned and family == "vllm":
+        if python or paths:
+            raise hosts.HostError(
+                f"{target} stands for an interpreter and a folder of its own: leave out --python and --path, "
+                "or name the target 'vllm'"
+            )
+        host = hosts.prepared(release)
+        python, paths = str(host.python), [str(host.folder)] if host.folder else []
+        target = family
     chosen = choose_profile(profile, target)
     name = target or chosen.target or DEFAULT_TARGET
     all_stubs = dict.fromkeys([*stubs, *chosen.stubs])
-    return Worker(name, python, (*paths, *chosen.paths), timeout, tuple(all_stubs)), chosen
+    return Worker(name, python or sys.executable, (*paths, *chosen.paths), timeout, tuple(all_stubs)), chosen
 
 
 @dataclass(frozen=True)

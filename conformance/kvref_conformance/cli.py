@@ -1,4 +1,4 @@
-"""The command line: `kvref check | laws | doctor | replay`."""
+"""The command line: `kvref check | laws | doctor | replay | hosts | matrix`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import errno
 import json
 import math
 import os
+import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ import click
 from rich.console import Console
 
 import kvref
-from kvref_conformance import baseline as baselines, schemas
+from kvref_conformance import baseline as baselines, hosts as releases, matrix as matrices, schemas
 from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, prepare, select_laws
 from kvref_conformance.laws import LAWS
 from kvref_conformance.profile import ProfileError
@@ -27,7 +27,7 @@ from kvref_conformance.report import ForeignDirectory, claim, progress, render, 
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.report.text import visible, visible_lines
-from kvref_conformance.results import EXIT_CODES, EXIT_USAGE, Status
+from kvref_conformance.results import EXIT_CODES, EXIT_USAGE, Status, Verdict
 from kvref_conformance.runner import DEPTHS, NoSuchSubject, Options
 from kvref_conformance.session import NotJudged
 from kvref_conformance.targets import UnknownTarget
@@ -45,6 +45,7 @@ _REFUSED = (
     ProfileError,
     NotJudged,
     ForeignDirectory,
+    releases.HostError,
     baselines.BaselineError,
     schemas.InvalidDocument,
 )
@@ -115,7 +116,7 @@ def _target_options(command: Callable[..., None]) -> Callable[..., None]:
                 metavar="FILE|none",
                 help="What the vendor declares; by default kvref.toml, or [tool.kvref] in pyproject.toml.",
             ),
-            click.option("--python", default=sys.executable, help="Interpreter that loads the target."),
+            click.option("--python", help="Interpreter that loads the target; by default this one."),
             click.option(
                 "--path",
                 "paths",
@@ -149,7 +150,8 @@ def cli() -> None:
     """Check that a KV-cache implementation keeps the laws an LLM engine relies on.
 
     A TARGET is 'reference' (kvref's own, the default if no profile names one), 'vllm' (the one installed),
-    'vllm:PLUGIN' (with that platform plugin), or 'package.module:factory' for any other (docs/targets.md).
+    'vllm==VERSION' (a release that 'kvref hosts' prepared), 'vllm:PLUGIN' (with that platform plugin), or
+    'package.module:factory' for any other (docs/targets.md).
     """
 
 
@@ -196,7 +198,7 @@ def check(
     context: click.Context,
     target: str | None,
     profile: str | None,
-    python: str,
+    python: str | None,
     paths: tuple[str, ...],
     stubs: tuple[str, ...],
     timeout: float,
@@ -259,7 +261,7 @@ def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
 def doctor(
     target: str | None,
     profile: str | None,
-    python: str,
+    python: str | None,
     paths: tuple[str, ...],
     stubs: tuple[str, ...],
     timeout: float,
@@ -272,7 +274,7 @@ def doctor(
     click.echo(f"target       {description['name']} {description['version']}")
     if plugin := description["plugin"]:
         click.echo(f"plugin       {plugin['name']} ({plugin['version']})")
-    click.echo(f"interpreter  {python} (Python {description['environment']['python']})")
+    click.echo(f"interpreter  {worker.python} (Python {description['environment']['python']})")
     click.echo(f"torch        {description['environment']['torch']}")
     parts = [part for part in description["parts"] if "." not in part]
     click.echo(f"parts        {', '.join(parts) or 'none'}")
@@ -304,7 +306,7 @@ def replay(
     trace: Path,
     target: str | None,
     profile: str | None,
-    python: str,
+    python: str | None,
     paths: tuple[str, ...],
     stubs: tuple[str, ...],
     timeout: float,
@@ -340,3 +342,93 @@ def replay(
         context.exit(0)
     click.echo(f"breaks\n  expected  {visible(broken.expected)}\n  observed  {visible(broken.observed)}")
     context.exit(1)
+
+
+@cli.group(invoke_without_command=True)
+@click.pass_context
+def hosts(context: click.Context) -> None:
+    """List the releases of vLLM that can be checked side by side, as 'vllm==VERSION'."""
+    if context.invoked_subcommand is not None:
+        return
+    for version in releases.VERSIONS:
+        host = releases.find(version)
+        where = host.folder or host.python
+        click.echo(f"vllm=={version:8} {f'prepared      {where}' if host.prepared else 'not prepared'}")
+
+
+@hosts.command("prepare")
+@click.argument("versions", nargs=-1, metavar="[VERSION]...")
+def prepare_hosts(versions: tuple[str, ...]) -> None:
+    """Download and set up releases of vLLM, all or those named.
+
+    Makes one environment with PyTorch and the requirements of the newest release (2.3 GB), and a folder for
+    each of the others (0.4 GB), below ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}. What is there is
+    kept. With KVREF_VLLM_PYTHON, the environment of that interpreter is used instead.
+    """
+    for host in [releases.find(version) for version in versions or releases.VERSIONS]:
+        releases.prepare(host.version, lambda text: click.echo(f"kvref: {text}", err=True))
+        click.echo(f"vllm=={host.version} is prepared")
+
+
+@cli.command()
+@click.option("--laws", "patterns", multiple=True, metavar="GLOB", help="Only these laws, e.g. 'spec.*'.")
+@click.option("--versions", metavar="VERSION,...", help="Only these releases; by default all of them.")
+@click.option("--depth", type=click.Choice(list(DEPTHS)), default="quick", show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
+@click.option(
+    "-n", "jobs", type=click.IntRange(min=1), default=min(os.cpu_count() or 1, 8), show_default=True
+)
+@click.option(
+    "-o",
+    "output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_writable,
+    help="File to write the page to, instead of to the screen.",
+)
+@click.pass_context
+def matrix(
+    context: click.Context,
+    patterns: tuple[str, ...],
+    versions: str | None,
+    depth: str,
+    seed: int,
+    jobs: int,
+    output: Path | None,
+) -> None:
+    """Check the prepared releases of vLLM, and write which law holds in which of them as Markdown.
+
+    Takes minutes for each release. What is found is kept: interrupted, the same command goes on where it was.
+
+    \b
+    Exit codes:  0  every law was judged for every release, whatever came of it
+                 2  bad usage, or none of the releases is prepared
+                 3  a release is not prepared, or something could not be judged to the end
+    """
+    options = Options(laws=select_laws(patterns), depth=depth, seed=seed, jobs=jobs)
+    chosen = [releases.find(version) for version in (versions.split(",") if versions else releases.VERSIONS)]
+    if not any(host.prepared for host in chosen):
+        raise releases.HostError("none of these releases is prepared; this does it: kvref hosts prepare")
+    kept = matrices.Kept(options)
+    reports: dict[str, dict[str, Any] | None] = {}
+    with progress(Console(stderr=True)) as watcher:
+        for host in chosen:
+            name = f"vllm=={host.version}"
+            report = kept.load(host.version) if host.prepared else None
+            if report is None and host.prepared:
+                watcher.phase(f"checking {name}")
+                worker, _ = prepare(name, "none", python=None, paths=(), stubs=())
+                with loaded(worker, options.laws, watcher) as one:
+                    result = one.check(options, choose_baseline(None, one.description), watcher)
+                report = report_document(result)
+                kept.save(host.version, report)
+            reports[host.version] = report
+    asked = [f" --laws {shlex.quote(pattern)}" for pattern in patterns]
+    asked += [f" --versions {versions}"] if versions else []
+    asked += [f" --depth {depth}"] if depth != "quick" else []
+    asked += [f" --seed {seed}"] if seed else []
+    text = matrices.page(reports, options, f"kvref matrix{''.join(asked)}")
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+    context.exit(0 if matrices.is_complete(reports, options.laws) else EXIT_CODES[Verdict.INCOMPLETE])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from kvref_conformance.check import Loaded, NoSuchLaw, choose_baseline, loaded, prepare, select_laws
+from kvref_conformance.hosts import HostError
 from kvref_conformance.laws import ANSWERS
 from kvref_conformance.profile import ProfileError
 from kvref_conformance.report import progress, render
@@ -47,13 +47,13 @@ def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
         worker, profile = prepare(
             option(request.config, "--kv-target"),
             option(request.config, "--kv-profile"),
-            python=option(request.config, "--kv-python") or sys.executable,
+            python=option(request.config, "--kv-python"),
             paths=option(request.config, "--kv-path"),
             stubs=option(request.config, "--kv-stub"),
         )
         with progress(Console(file=io.StringIO())) as watcher, loaded(worker, laws, watcher, profile) as one:
             yield one
-    except (UnknownTarget, TargetFailed, ProfileError) as error:
+    except (UnknownTarget, TargetFailed, ProfileError, HostError) as error:
         pytest.exit(f"kvref: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
 
 

@@ -19,13 +19,16 @@ from kvref_strategies.specs import (
     spec_subjects,
     with_field,
 )
-from kvref_strategies.workload import Description, Draw, Stage, Workload
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 VENDOR = "VendorSpec"
 """A class that a vendor derives from the subject; what is registered for the subject holds for it."""
 
 LONE_VENDOR = "LoneVendorSpec"
 """The same, registered to share a group with nothing but itself."""
+
+UNPLANNED = "EncoderOnlyAttentionSpec"
+"""Keeps nothing from one step to the next, so planners are never given one; a registry does not know it."""
 
 
 def merge_orders(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -81,7 +84,19 @@ def _draw_specs(
 def _later_classes(description: Description, subject: str) -> list[str]:
     """Drawable classes listed after the subject, so that each pair of classes has one subject."""
     drawable = [name for name, reason in spec_subjects(description).items() if reason is None]
-    return drawable[drawable.index(subject) + 1 :]
+    return [name for name in drawable[drawable.index(subject) + 1 :] if _may_be_planned(description, name)]
+
+
+def _may_be_planned(description: Description, name: str) -> bool:
+    """Whether a planner gets layers of the class, as far as that can be known without a registry."""
+    return "registry" in description["parts"] or UNPLANNED not in class_info(description, name)["mro"]
+
+
+def _planned_subjects(description: Description) -> Subjects:
+    return {
+        name: reason if _may_be_planned(description, name) else "planners are given none of these"
+        for name, reason in spec_subjects(description).items()
+    }
 
 
 def derive_vendor(draw: Draw, stage: Stage, spec: SpecDescriptor, name: str) -> None:
@@ -114,6 +129,10 @@ def _reordered(draw: Draw, specs: list[SpecDescriptor]) -> list[SpecDescriptor]:
 WORKLOADS = [
     Workload("specs.merge-orders", ("specs", "specs.derive"), spec_subjects, merge_orders, weight=0.8),
     Workload(
-        "specs.uniformity", ("specs", "specs.derive", "specs.uniform"), spec_subjects, uniformity, weight=0.8
+        "specs.uniformity",
+        ("specs", "specs.derive", "specs.uniform"),
+        _planned_subjects,
+        uniformity,
+        weight=0.8,
     ),
 ]

@@ -23,3 +23,11 @@ def merge_loses_window() -> Any:
         classes=classes, build=reference.specs.build, copy=reference.specs.copy, merge=merge
     )
     return SimpleNamespace(name="losing", version="1", capabilities={}, specs=specs, registry=None)
+
+
+class WithoutRegistry(ReferenceTarget):
+    """As releases are from before there was one."""
+
+    name = "older"
+    registry = None  # type: ignore[assignment]
+    drift = None  # type: ignore[assignment]

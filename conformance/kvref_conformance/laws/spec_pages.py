@@ -55,8 +55,10 @@ def content_bytes(facts: dict[str, Any]) -> int | None:
     if packed:
         return int(cells * packed)
     k = fields["head_size"]
-    v = fields.get("head_size_v", 0 if is_kind(facts, *LATENT) else k)
+    v = fields.get("head_size_v", k)
     v = k if v is None else v
+    if is_kind(facts, *LATENT) and v == k:
+        v = 0  # One vector stands for both, though the class has the field of full attention.
     values = (k + v) * item_bytes(fields["dtype"])
     match fields.get("kv_quant_mode"):
         case None | {"name": "NONE" | "FP8_PER_TENSOR"}:

@@ -28,8 +28,9 @@ def check_name(name: str) -> None:
         return
     if not (colon and module and factory.isidentifier()):
         raise UnknownTarget(
-            f"unknown target {name!r}: give 'reference', 'vllm', 'vllm:PLUGIN', or 'package.module:factory', "
-            "where factory() returns an object with the attributes of kvref.target.Target"
+            f"unknown target {name!r}: give 'reference', 'vllm', 'vllm==VERSION', 'vllm:PLUGIN', or "
+            "'package.module:factory', where factory() returns an object with the attributes of "
+            "kvref.target.Target"
         )
 
 

@@ -7,9 +7,8 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from vllm.v1.core import kv_cache_utils
+from vllm.v1.core import kv_cache_utils, single_type_kv_cache_manager
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from kvref.target import Plan, PlannedGroup, SizedPlan, SpecDescriptor, Storage
 from kvref_conformance.targets.codec import facts
@@ -34,12 +33,12 @@ def config(
         for name, spec in specs_of(group).items()
     }
     tensors = planned.kv_cache_tensors
+    together = in_one_allocation(tensors)
     storage: dict[str, Storage] = {}
     for number, tensor in enumerate(tensors):
         for place, name in enumerate(getattr(tensor, "layers", None) or tensor.shared_by):
             storage[name] = {
-                # Tensors that list `layers` are places in one allocation, those `shared_by` layers are apart.
-                "tensor": 0 if hasattr(tensor, "layers") else number,
+                "tensor": 0 if together else number,
                 "offset": getattr(tensor, "offset", 0) + place * getattr(tensor, "layer_stride", 0),
                 "block_stride": getattr(tensor, "block_stride", 0) or pages[name],
             }
@@ -48,9 +47,14 @@ def config(
         "groups": groups_in_words(planned.kv_cache_groups),
         "given": {name: facts(spec) for name, spec in specs.items()},
         "num_blocks": planned.num_blocks,
-        "tensors": [max(sizes)] if hasattr(tensors[0], "layers") else sizes,
+        "tensors": [max(sizes)] if together else sizes,
         "storage": storage,
     }
+
+
+def in_one_allocation(tensors: Sequence[Any]) -> bool:
+    """Tensors that list `layers`, or have a stride, are places in one; `shared_by` ones are apart."""
+    return all(hasattr(tensor, "layers") or getattr(tensor, "block_stride", 0) for tensor in tensors)
 
 
 def specs_of(group: Any) -> dict[str, Any]:
@@ -75,8 +79,17 @@ def groups_in_words(planned: Sequence[Any]) -> list[PlannedGroup]:
 
 
 def manager_name(spec: Any) -> str | None:
-    manager = KVCacheSpecRegistry.get_manager_class(spec)
+    manager = manager_class(spec)
     return manager.__name__ if manager else None
+
+
+def manager_class(spec: Any) -> Any:
+    """From the registry; a version without one has a table of its own classes."""
+    table = getattr(single_type_kv_cache_manager, "spec_manager_map", None)
+    if table is not None:
+        return table.get(type(spec))
+    registry: Any = import_module("vllm.v1.kv_cache_spec_registry")
+    return registry.KVCacheSpecRegistry.get_manager_class(spec)
 
 
 def engine_config(specs: Mapping[str, Any], max_model_len: int, max_in_flight_tokens: int) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
+from typing import Any
 
 import vllm
 
@@ -21,11 +23,22 @@ from kvref.target import (
 )
 from kvref_conformance.targets.codec import foreign
 from kvref_conformance.targets.plugins import plugin_is_left_out
-from kvref_conformance.targets.vllm import cache, drift, hashing, planner, pool, registry, specs
+from kvref_conformance.targets.vllm import cache, hashing, planner, pool, specs
 from kvref_conformance.targets.vllm.plugin import Plugin, info
 
+drift: Any = None
+registry: Any = None
+if find_spec("vllm.v1.kv_cache_spec_registry"):  # not in every version, nor what a plugin registers with it
+    from kvref_conformance.targets.vllm import drift, registry
+
 REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
-    {version: {"unkeyed": "first", "keyed": "last"} for version in ("0.30.0", "0.32.0")}
+    {
+        **{version: {"unkeyed": "last", "keyed": "last"} for version in ("0.22.1", "0.23.0")},
+        **{
+            version: {"unkeyed": "first", "keyed": "last"}
+            for version in ("0.25.1", "0.26.0", "0.28.0", "0.30.0", "0.32.0")
+        },
+    }
 )
 """In which order blocks are reused, by version: it differs, and only what was looked at is declared."""
 
@@ -41,7 +54,7 @@ def _version() -> str:
 
 def _capabilities() -> dict[str, Json]:
     declared: dict[str, Json] = {"contents": hashing.CONTENTS, "block_numbers": ["evict"]}
-    if registry.can_override():
+    if registry and registry.can_override():
         declared["override"] = True
     if cache.has_partial_hits():
         declared["partial_hits"] = True
@@ -58,8 +71,8 @@ class VllmTarget:
     name = "vllm"
     capabilities: Mapping[str, Json] = MappingProxyType(_capabilities())
     specs: SpecsPart = specs
-    registry: RegistryPart = registry
-    drift: DriftPart = drift
+    registry: RegistryPart | None = registry
+    drift: DriftPart | None = drift
     hashing: HashingPart = hashing
     planner: PlannerPart = planner
     pool: PoolPart = pool
@@ -72,7 +85,7 @@ class VllmTarget:
     def plugin(self) -> PluginInfo | None:
         if self._plugin is None or plugin_is_left_out():
             return None
-        return info(self._plugin, foreign(registry.MANAGERS))
+        return info(self._plugin, foreign(registry.MANAGERS) if registry else {})
 
     @property
     def setup(self) -> dict[str, Json] | None:

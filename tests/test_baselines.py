@@ -1,0 +1,102 @@
+"""The baselines that are shipped, and how they share what they tell."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvref_conformance import baseline, hosts, schemas
+from kvref_conformance.laws import LAWS
+from kvref_conformance.results import Level, Result, Row, Status
+
+NEWEST = f"vllm-{hosts.BASE}"
+TOLD = ("pool.bad-input-refused", "pool", "negative number")
+
+
+def document(**fields: Any) -> dict[str, Any]:
+    return {"schema": "kvref.baseline/1", "target": "toy", "version": "1", "known": [], **fields}
+
+
+def write(path: Path, **fields: Any) -> Path:
+    path.write_text(json.dumps(document(**fields)))
+    return path
+
+
+def as_in(name: str, law: str, subject: str, facet: str) -> dict[str, Any]:
+    return {name: {law: {subject: [facet]}}}
+
+
+@pytest.mark.parametrize("version", hosts.VERSIONS)
+def test_every_release_has_one(version: str) -> None:
+    known = baseline.shipped("vllm", version).known
+    assert known
+    assert [entry.title for entry in known if entry.law not in LAWS] == []
+    assert [entry.title for entry in known if len(entry.reason) < 20 or "NOT REVIEWED" in entry.reason] == []
+    assert [title for title, times in Counter(entry.title for entry in known).items() if times > 1] == []
+
+
+def test_none_is_of_a_release_that_cannot_be_had() -> None:
+    assert set(baseline._shipped_files()) == {f"vllm-{version}" for version in hosts.VERSIONS}
+
+
+def test_an_entry_told_elsewhere(tmp_path: Path) -> None:
+    path = write(tmp_path / "toy-1.json", as_in=as_in(NEWEST, *TOLD))
+    [entry] = baseline.load(path).known
+    assert entry in baseline.shipped("vllm", hosts.BASE).known
+    assert (entry.law, entry.subject, entry.facet) == TOLD
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "words"),
+    [
+        (
+            as_in(NEWEST, *TOLD[:2], "nothing"),
+            "toy-1 lists pool.bad-input-refused [pool: nothing] as in vllm-0.",
+        ),
+        (as_in("vllm-0.1", *TOLD), "there is no shipped baseline vllm-0.1"),
+        (as_in("../../vllm-0.1", *TOLD), "invalid baseline at $.as_in"),
+        ({NEWEST: {TOLD[0]: {"pool": []}}}, "invalid baseline at $.as_in"),
+    ],
+)
+def test_an_entry_told_nowhere(tmp_path: Path, elsewhere: dict[str, Any], words: str) -> None:
+    path = write(tmp_path / "toy-1.json", as_in=elsewhere)
+    with pytest.raises(baseline.BaselineError) as refused:
+        baseline.load(path)
+    assert words in str(refused.value)
+
+
+def test_what_is_told_elsewhere_is_not_told_again(tmp_path: Path) -> None:
+    """With the same reason and trace; anything else is the version's own."""
+    told = {entry.title: entry for entry in baseline._told_in_full(NEWEST)}
+    same, *_ = told.values()
+    other = {"runs": [{"flags": [], "operations": [{"op": "specs.classes", "args": {}}]}]}
+
+    def row(facet: str, status: Status, message: str, trace: dict[str, Any]) -> Row:
+        made = Row(same.law, Level.SAFETY, same.subject, status, facet, message=message)
+        made.trace = trace
+        return made
+
+    rows = [
+        row(same.facet, Status.KNOWN, same.reason, same.trace),
+        row("other", Status.KNOWN, same.reason, other),
+        row("new", Status.BROKEN, "", other),
+    ]
+    result = Result({"name": "vllm", "version": "0.1"}, 0, "quick", False, None, {}, rows=rows)
+    path = tmp_path / "vllm-0.1.json"
+    baseline.save(result, path)
+    saved = json.loads(path.read_text())
+    schemas.validate(saved, "baseline")
+    assert saved["as_in"] == as_in(NEWEST, same.law, same.subject, same.facet)
+    assert [(entry["facet"], entry["reason"]) for entry in saved["known"]] == [
+        ("other", same.reason),
+        ("new", "NOT REVIEWED"),
+    ]
+    assert {entry.facet for entry in baseline.load(path).known} == {same.facet, "other", "new"}
+    # A version's own entries are its own, whatever it was called before.
+    result.target["version"] = hosts.BASE
+    baseline.save(result, path)
+    assert "as_in" not in json.loads(path.read_text())

@@ -73,8 +73,10 @@ def longest_request_must_fit() -> ReferenceTarget:
     def allocate_slots(
         manager: KVCacheManager, request: Request, *arguments: Any, **named: Any
     ) -> KVCacheBlocks | None:
-        sizes = [each.block_size for each in manager.coordinator.single_type_managers]
-        longest = sum(-(-manager.max_model_len // size) for size in sizes)
+        longest = 0
+        for each in manager.coordinator.single_type_managers:
+            blocks = -(-manager.max_model_len // each.block_size)
+            longest += min(blocks, each.max_admission_blocks_per_request or blocks)
         whole = len(arguments) > 7 and arguments[7]
         if whole and longest > manager.block_pool.num_usable_blocks:
             return None

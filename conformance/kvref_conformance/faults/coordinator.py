@@ -11,7 +11,6 @@ from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _get_hit_blocks = SingleTypeKVCacheManager.get_hit_blocks
 _cache_blocks = SingleTypeKVCacheManager.cache_blocks
-_is_useful = SingleTypeKVCacheManager._is_useful
 _get_num_common_prefix_blocks = SingleTypeKVCacheManager.get_num_common_prefix_blocks
 
 
@@ -51,17 +50,14 @@ def last_full_block_gets_no_key() -> ReferenceTarget:
     return ReferenceTarget()
 
 
-def block_read_ahead_gets_no_key() -> ReferenceTarget:
-    """Of a window only the blocks that a hit consists of get keys, not the one that is read ahead."""
+def two_units_for_reading_ahead() -> ReferenceTarget:
+    """Where layers read ahead, the last blocks get no keys, besides that a hit needs a block behind it."""
 
-    def is_useful(manager: SingleTypeKVCacheManager, place: int) -> bool:
-        ahead, manager.use_eagle = manager.use_eagle, False
-        try:
-            return _is_useful(manager, place)
-        finally:
-            manager.use_eagle = ahead
+    def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
+        less = manager.scheduler_block_size if manager.use_eagle else 0
+        _cache_blocks(manager, request, num_tokens - less)
 
-    break_it(SingleTypeKVCacheManager, "_is_useful", is_useful)
+    break_it(SingleTypeKVCacheManager, "cache_blocks", cache_blocks)
     return ReferenceTarget()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvref.events import BlockRemoved, BlockStored, KVCacheEvent
+from kvref.events import BlockStored, KVCacheEvent
 from kvref.pool import BlockPool
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
@@ -12,11 +12,17 @@ from kvref_conformance.targets.reference.target import ReferenceTarget
 _take_events = BlockPool.take_events
 
 
-def removal_not_told() -> ReferenceTarget:
-    """What is removed in order to be used anew is told to nobody."""
+def first_of_several_not_told() -> ReferenceTarget:
+    """Of blocks that are stored together, or of one alone, the first is told to nobody."""
 
     def take_events(pool: BlockPool) -> list[KVCacheEvent]:
-        return [event for event in _take_events(pool) if not isinstance(event, BlockRemoved)]
+        told = []
+        for event in _take_events(pool):
+            if isinstance(event, BlockStored):
+                hashes, tokens = event.block_hashes[1:], event.token_ids[event.block_size :]
+                event = replace(event, block_hashes=hashes, token_ids=tokens)
+            told.append(event)
+        return told
 
     break_it(BlockPool, "take_events", take_events)
     return ReferenceTarget()

@@ -58,13 +58,13 @@ def found_blocks_counted_twice() -> ReferenceTarget:
     return ReferenceTarget()
 
 
-def refused_when_nothing_is_free() -> ReferenceTarget:
-    """With no free block every request is refused, even who needs none."""
+def refused_when_little_is_free() -> ReferenceTarget:
+    """With fewer free blocks than a few every request is refused, even who needs none."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, *arguments: Any, **named: Any
     ) -> KVCacheBlocks | None:
-        if not manager.block_pool.get_num_free_blocks():
+        if manager.block_pool.get_num_free_blocks() < 4:
             return None
         return _allocate_slots(manager, request, *arguments, **named)
 
@@ -141,13 +141,12 @@ def state_written_over_the_one_found() -> ReferenceTarget:
 
 def new_blocks_told_again() -> ReferenceTarget:
     """The report of new blocks begins with the last one of the report before."""
-    last: list[int] = []
 
     def take_new_block_ids(manager: KVCacheManager) -> list[int]:
         told = _take_new_block_ids(manager)
-        again = [block for block in last if block not in told]
-        last[:] = told[-1:]
-        return again + told
+        again: list[int] = vars(manager).get("last_told", [])
+        vars(manager)["last_told"] = told[-1:]
+        return [block for block in again if block not in told] + told
 
     break_it(KVCacheManager, "take_new_block_ids", take_new_block_ids)
     return ReferenceTarget()

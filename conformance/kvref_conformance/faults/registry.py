@@ -8,8 +8,9 @@ from typing import Any
 
 from kvref import registry
 from kvref.errors import ConflictingRegistrationError
+from kvref.managers import CrossAttentionManager
 from kvref.registry import KVCacheSpecMetadata, KVCacheSpecRegistry
-from kvref.specs import KVCacheSpec
+from kvref.specs import CrossAttentionSpec, KVCacheSpec
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
@@ -19,6 +20,7 @@ _register = _State.register
 _override = _State.override
 _initialise = KVCacheSpecRegistry.initialise
 _BUILT_IN = registry._BUILT_IN
+_init = CrossAttentionManager.__init__
 
 
 def base_of_the_farthest_ancestor() -> ReferenceTarget:
@@ -170,4 +172,16 @@ def hook_seen_half_way() -> ReferenceTarget:
         return cls._transaction
 
     break_it(KVCacheSpecRegistry, "_own_transaction", classmethod(own_transaction))
+    return ReferenceTarget()
+
+
+def manager_without_look_ahead() -> ReferenceTarget:
+    """The manager of cross attention does not know all that managers are made with."""
+
+    def init(manager: CrossAttentionManager, kv_cache_spec: CrossAttentionSpec, **engine: Any) -> None:
+        if "use_eagle" in engine:
+            raise TypeError("unexpected keyword argument 'use_eagle'")
+        _init(manager, kv_cache_spec, **engine)
+
+    break_it(CrossAttentionManager, "__init__", init)
     return ReferenceTarget()

@@ -2,6 +2,7 @@
 
 from kvref_conformance.laws import (
     admission,
+    construction,
     coordinator,
     drift,
     events,
@@ -24,6 +25,7 @@ LAWS: dict[str, Law] = {
     law.id: law
     for law in (
         *registry.LAWS,
+        *construction.LAWS,
         plan.UNREGISTERED_REFUSED,
         *spec.LAWS,
         *spec_pages.LAWS,

@@ -142,6 +142,8 @@ def test_a_spoilt_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert kept.load("1") is None
     kept.save("1", {"laws": []})
     assert kept.load("1") == {"laws": []}
+    kept.save("2", {"laws": [row("A", "holds"), row("B", "incomplete")]})
+    assert kept.load("2") is None
     assert matrix.Kept(Options(laws=LAWS, seed=7)).load("1") is None
     for text in ("", "[]", "{"):
         (hosts.cache_directory() / "matrix" / "vllm-1.json").write_text(text)

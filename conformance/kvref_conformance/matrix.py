@@ -52,6 +52,9 @@ class Kept:
             return None
 
     def save(self, version: str, report: dict[str, Any]) -> None:
+        """Keep what was judged to the end: the rest may well come to an end another time."""
+        if any(row["status"] in _OPEN for row in report["laws"]):
+            return
         path = self._path(version)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")

@@ -72,6 +72,11 @@ CAPABILITIES = {
             "how the page of a class follows its block size, by class",
         ),
         Capability(
+            "mamba_cache_modes",
+            {"type": "array", "items": {"enum": ["all", "align"]}},
+            "how its engine keeps recurrent states where prefixes are cached, if not both ways",
+        ),
+        Capability(
             "partial_hits",
             {"type": "boolean"},
             "whether a hit may end within a block, which is then copied",

@@ -97,7 +97,8 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
         drafts = 0
     use_eagle = drafts > 0 and not chunked and (reads_ahead or draw(st.booleans()))
     batch = scale * draw(st.sampled_from([32, 8, 5]))
-    mode = draw(st.sampled_from(["align", "all"])) if enable_caching else "none"
+    modes = description["capabilities"].get("mamba_cache_modes", ["align", "all"])
+    mode = draw(st.sampled_from(modes)) if enable_caching else "none"
     if mode == "all":
         drafts, use_eagle = (0, False) if recurrent else (drafts, use_eagle)
     windows = [scale * window for window in WINDOWS]

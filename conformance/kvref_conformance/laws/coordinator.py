@@ -205,7 +205,9 @@ class Resent:
         kept_at_ends = any(group.fields.get("mamba_cache_mode") == "align" for group in self.cache.groups)
         if not kept_at_ends:
             return longest
-        return max((end for end in self.steps if end <= longest and end % alignment == 0), default=0)
+        sizes = [group.block_size for group in self.cache.groups if group.kind == "MambaSpec"]
+        whole = (end for end in self.steps if end <= longest and not any(end % size for size in sizes))
+        return max((end for end in whole if end % alignment == 0), default=0)
 
 
 def resent(runs: Runs) -> Iterator[tuple[Step, int, int]]:

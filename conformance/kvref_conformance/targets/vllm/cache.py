@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
+import vllm.config.cache
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils, single_type_kv_cache_manager
@@ -189,6 +190,12 @@ def new_step() -> None:
 def take_new_block_ids() -> list[int]:
     taken: list[int] = CURRENT.manager.take_new_block_ids()
     return taken
+
+
+def mamba_cache_modes() -> list[str]:
+    """How its engine keeps recurrent states where prefixes are cached."""
+    modes = get_args(getattr(vllm.config.cache, "MambaCacheMode", None))
+    return [mode for mode in ("align", "all") if mode in modes]
 
 
 def has_partial_hits() -> bool:

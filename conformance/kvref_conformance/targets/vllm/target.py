@@ -56,6 +56,8 @@ def _capabilities() -> dict[str, Json]:
     declared: dict[str, Json] = {"contents": hashing.CONTENTS, "block_numbers": ["evict"]}
     if registry and registry.can_override():
         declared["override"] = True
+    if modes := cache.mamba_cache_modes():
+        declared["mamba_cache_modes"] = modes
     if cache.has_partial_hits():
         declared["partial_hits"] = True
     if pool.has_partial_keys():

@@ -244,6 +244,9 @@ def eagle_one_unit(runs: Runs) -> int:
     judged = 0
     hits: dict[bool, list[int]] = {False: [], True: []}
     for step, hit, _ in resent(runs):
+        if any(group.kind == "MambaSpec" for group in step.cache.groups):
+            # A state one unit before is kept only if a step happened to end there.
+            continue
         eagle = bool(step.cache.arguments["use_eagle"])
         hits[eagle].append(hit)
         if not eagle or len(hits[True]) > len(hits[False]):

@@ -64,6 +64,12 @@ CAPABILITIES = {
             "whether its registry has `override`; false leaves out what that has to do",
         ),
         Capability(
+            "own_tables",
+            {"type": "array", "items": {"type": "string"}},
+            "classes in whose tables a place does not stand for a block of tokens: laws that read them so "
+            "leave them out",
+        ),
+        Capability(
             "page_scaling",
             {
                 "type": "object",

@@ -165,10 +165,11 @@ class Profile:
     def _strangers(self, description: Description) -> Iterator[Problem]:
         """What is declared of things that the target does not have."""
         classes = {info["name"]: info for info in description["classes"]}
-        for name in self.capabilities.get("page_scaling", ()):
-            if name not in classes:
-                path = ("capabilities", "page_scaling")
-                yield Problem(path, f"the target has no class {name!r}{meant(name, classes)}")
+        for capability in ("own_tables", "page_scaling"):
+            for name in self.capabilities.get(capability, ()):
+                if name not in classes:
+                    text = f"the target has no class {name!r}{meant(name, classes)}"
+                    yield Problem(("capabilities", capability), text)
         for name, fields in self.strategies.items():
             if name not in classes:
                 yield Problem(("strategies", name), f"the target has no such class{meant(name, classes)}")

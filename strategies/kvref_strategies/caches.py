@@ -57,18 +57,22 @@ def cache_subjects(description: Description) -> Subjects:
     return {info["name"]: _reason(info) for info in judged(description)}
 
 
+OWN_TABLES = "own"
+"""The kind of classes in whose tables a place does not stand for a block of tokens."""
+
+
 def _told(info: SpecClassInfo, field: str) -> list[int]:
     """The values that the target tells for a field of the class."""
     return next((list(each.get("values", ())) for each in info["fields"] if each["name"] == field), [])
 
 
-def _group(info: SpecClassInfo, eagle: bool, **fields: Any) -> CacheGroup:
+def _group(info: SpecClassInfo, eagle: bool, own_tables: bool, **fields: Any) -> CacheGroup:
     known = {name: value for name, value in fields.items() if declares(info, name)}
     spec_fields = {**minimal(info)["fields"], **known}
     return {
         "spec": {"class": info["name"], "fields": spec_fields},
         "eagle": eagle,
-        "kind": kind_of(info) or "",
+        "kind": OWN_TABLES if own_tables else kind_of(info) or "",
     }
 
 
@@ -112,6 +116,7 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
             _group(
                 each,
                 eagle,
+                each["name"] in description["capabilities"].get("own_tables", ()),
                 block_size=state_size,
                 sliding_window=draw(st.sampled_from(_told(each, "sliding_window") or windows)),
                 attention_chunk_size=block_size * draw(st.sampled_from([2, 1, 3])),

@@ -122,7 +122,7 @@ def progress(runs: Runs) -> int:
         tokens = max(step.end + step.args.get("lookahead", 0), len(step.request.tokens))
         tokens = min(tokens, step.cache.arguments["max_model_len"])
         needed = sum(group.blocks_for(tokens, step.args.get("encoder", 0)) for group in step.cache.groups)
-        if not alone or needed > len(step.cache.usable):
+        if not alone or not step.cache.readable or needed > len(step.cache.usable):
             continue
         judged += 1
         if not step.allocated:

@@ -94,6 +94,11 @@ class Cache:
     requests: dict[str, Course] = field(default_factory=dict)
 
     @property
+    def readable(self) -> bool:
+        """Whether in all tables a place stands for a block of tokens."""
+        return all(group.kind != "own" for group in self.groups)
+
+    @property
     def usable(self) -> list[int]:
         kept = {self.shape["null"], *self.shape["reserved"]}
         return [block for block in range(self.arguments["num_blocks"]) if block not in kept]

@@ -12,7 +12,7 @@ from kvref_conformance.results import Level
 def lookups(runs: Runs) -> Iterator[tuple[Step, int]]:
     """Each look-up that was answered where hits are possible, with the request's number of tokens."""
     for step in steps(runs[0]):
-        if step.op == "cache.lookup" and step.done and step.request is not None:
+        if step.op == "cache.lookup" and step.done and step.request is not None and step.cache.readable:
             yield step, len(step.request.tokens)
 
 
@@ -216,7 +216,7 @@ def resent(runs: Runs) -> Iterator[tuple[Step, int, int]]:
     for step in steps(runs[0]):
         if step.op == "cache.create":
             first = Resent(step)
-        if first is None:
+        if first is None or not step.cache.readable:
             continue
         first.follow(step)
         if step.op == "cache.lookup" and step.done and step.request is not None and first.computed:

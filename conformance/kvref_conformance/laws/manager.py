@@ -45,7 +45,7 @@ def window_kept(runs: Runs) -> int:
     """What a token under way, or one to be computed, may read has a block."""
     judged = 0
     for step, group, state in granted(runs):
-        if group.kind == "CrossAttentionSpec":
+        if group.kind == "CrossAttentionSpec" or not step.cache.readable:
             continue
         table, null = step.table(state, group), step.cache.shape["null"]
         first, end = group.first_read(confirmed(step)), step.end
@@ -120,6 +120,8 @@ def need_shrinks(runs: Runs) -> int:
             continue
         if not any(step.before["tables"].get(step.args["request"], [])) or "died" in step.outcome:
             continue
+        if not step.cache.readable:
+            continue
         limit = step.cache.arguments["max_model_len"]
         tokens = step.end + step.args.get("lookahead", 0)
         if step.args.get("whole"):
@@ -167,7 +169,7 @@ def held_bounded(runs: Runs) -> int:
                 f"{held}: {table}",
                 ("held",),
             )
-        if len(table) > width:
+        if step.cache.readable and len(table) > width:
             raise LawBroken(
                 f"after {step.in_words()}: a table of at most {width} blocks, for a request of "
                 f"{step.cache.arguments['max_model_len']} tokens",
@@ -204,7 +206,7 @@ def written_owned(runs: Runs) -> int:
     """A block that is written to is in one table only."""
     judged = 0
     for step, group, state in granted(runs):
-        if step.args.get("new", 0) < 1 or step.request is None:
+        if step.args.get("new", 0) < 1 or step.request is None or not step.cache.readable:
             continue
         table, size = step.table(state, group), group.block_size
         start = max(step.start, step.request.loaded)

@@ -103,6 +103,9 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
     batch = scale * draw(st.sampled_from([32, 8, 5]))
     modes = description["capabilities"].get("mamba_cache_modes", ["align", "all"])
     mode = draw(st.sampled_from(modes)) if enable_caching else "none"
+    if recurrent:
+        # No step of a request that has drafts is longer than a block of states.
+        drafts = min(drafts, size - 1)
     if mode == "all":
         drafts, use_eagle = (0, False) if recurrent else (drafts, use_eagle)
     windows = [scale * window for window in WINDOWS]

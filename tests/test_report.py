@@ -591,7 +591,7 @@ def test_render_laws() -> None:
             op("registry.check", layers={"layer.0": FULL}),
             "check that the layers layer.0: FullAttentionSpec(block_size=16) are registered",
         ),
-        (op("pool.free", blocks=[1, 2], dtype="torch.int8"), "pool.free(blocks=[1, 2], dtype=int8)"),
+        (op("other.free", blocks=[1, 2], dtype="torch.int8"), "other.free(blocks=[1, 2], dtype=int8)"),
         (op("specs.merge", things=3), "specs.merge(things=3)"),
         (op("specs.merge", specs=3), "specs.merge(specs=3)"),
     ],

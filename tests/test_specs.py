@@ -592,8 +592,8 @@ def test_unregistered_specs_are_refused_wherever_they_stand() -> None:
         (mamba(block_size=1000), 1),
         (mamba(block_size=1000, num_speculative_blocks=2), 3),
         (mamba(), 9),
-        (mamba(mamba_cache_mode="align"), 2),
-        (mamba(mamba_cache_mode="align", num_speculative_blocks=2), 4),
+        (mamba(mamba_cache_mode="align"), 3),
+        (mamba(mamba_cache_mode="align", num_speculative_blocks=2), 5),
     ],
 )
 def test_memory_numbers(spec: KVCacheSpec, blocks: int) -> None:

@@ -3,6 +3,7 @@
 from kvref_strategies import (
     contents,
     drift,
+    engines,
     models,
     pools,
     registrations,
@@ -10,6 +11,7 @@ from kvref_strategies import (
     spec_objects,
     spec_pages,
     specs,
+    substitutes,
 )
 from kvref_strategies.workload import Workload
 
@@ -23,6 +25,8 @@ WORKLOADS: dict[str, Workload] = {
         *registrations.WORKLOADS,
         *contents.WORKLOADS,
         *models.WORKLOADS,
+        *engines.WORKLOADS,
+        *substitutes.WORKLOADS,
         *pools.WORKLOADS,
         *drift.WORKLOADS,
     )

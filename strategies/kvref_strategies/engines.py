@@ -1,0 +1,122 @@
+"""What an engine makes of a model: workers that share it, block sizes, a cache manager, what it reports."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from kvref.target import SpecDescriptor
+from kvref_strategies.models import LIMITS, draw_model, families
+from kvref_strategies.specs import class_info, descriptors, spec_subjects
+from kvref_strategies.workload import Description, Draw, Stage, Workload
+
+
+def workers(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Plan for the stages of a pipeline, each on one rank or two, every rank with memory of its own.
+
+    Where there is one stage, plan for each rank alone, too.
+    """
+    stages = draw(st.sampled_from([1, 2, 3]))
+    model = draw_model(draw, stage, description, subject, stages)
+    if model is None:
+        return
+    ranks = 2 if stages == 1 else draw(st.sampled_from([1, 2]))
+    parts = [{n: s for n, s in model.layers.items() if model.numbers[n] == part} for part in range(stages)]
+    all_workers = [{"layers": part, "memory": model.memory(draw)} for part in parts for _ in range(ranks)]
+    if stages == 1:
+        for worker in all_workers:
+            stage.perform("planner.config", **worker, **LIMITS)
+    else:
+        stage.perform("planner.groups", layers=model.layers)
+    stage.perform("planner.workers", workers=all_workers, **LIMITS)
+
+
+def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Resolve the block sizes of a model, make a cache manager with them, and one with others."""
+    model = draw_model(draw, stage, description, subject, 1)
+    if model is None:
+        return
+    caching = can_cache(description, list(model.layers.values())) and draw(st.booleans())
+    arguments = {"layers": model.layers, "enable_caching": caching}
+    resolved = stage.perform("planner.block_sizes", **arguments)
+    if "value" not in resolved:
+        return
+    scheduler, hashed = (resolved["value"][f"{name}_block_size"] for name in ("scheduler", "hash"))
+    stage.perform("planner.construct", **arguments, scheduler_block_size=scheduler, hash_block_size=hashed)
+    if caching:
+        used = sorted(
+            {
+                layer["spec"]["fields"]["block_size"]
+                for g in resolved["value"]["groups"]
+                for layer in g["layers"]
+            }
+        )
+        others = [*used, scheduler + hashed, 2 * scheduler, hashed, scheduler + 1]
+        stage.perform(
+            "planner.construct",
+            **arguments,
+            scheduler_block_size=draw(st.sampled_from(others)),
+            hash_block_size=draw(st.sampled_from([hashed, *used, 2 * hashed])),
+        )
+
+
+def single(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Make a cache manager for a model of one layer, with caching, or else without."""
+    stage.perform("registry.initialise")
+    spec = draw(descriptors(class_info(description, subject)))
+    if "value" not in stage.perform("specs.build", spec=spec):
+        return
+    entry = stage.perform("registry.lookup", spec=spec).get("value")
+    if not entry or entry["manager"] is None:
+        return
+    for caching in (True, False) if can_cache(description, [spec]) else (False,):
+        arguments = {"layers": {"layer.0": spec}, "enable_caching": caching}
+        resolved = stage.perform("planner.block_sizes", **arguments)
+        if "value" in resolved:
+            both = {name: resolved["value"][name] for name in ("scheduler_block_size", "hash_block_size")}
+            if "value" in stage.perform("planner.construct", **arguments, **both):
+                return
+
+
+def can_cache(description: Description, specs: list[SpecDescriptor]) -> bool:
+    """Whether an engine may have prefix caching on for layers with these specs.
+
+    Not with cross attention, nor with recurrent states that are kept for nobody.
+    """
+    known = {info["name"]: info["mro"] for info in description["classes"]}
+    return not any(
+        "CrossAttentionSpec" in known.get(spec["class"], ())
+        or (
+            "MambaSpec" in known.get(spec["class"], ())
+            and spec["fields"].get("mamba_cache_mode", "none") == "none"
+        )
+        for spec in specs
+    )
+
+
+def capacity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Ask what a plan amounts to, with its groups in either order."""
+    model = draw_model(draw, stage, description, subject, 1)
+    if model is None:
+        return
+    memory = model.memory(draw)
+    for backwards in (False, True):
+        stage.perform("planner.capacity", layers=model.layers, memory=memory, backwards=backwards, **LIMITS)
+
+
+_PARTS = ("specs", "specs.derive", "registry", "planner")
+_SIZES = ("planner.block_sizes", "planner.construct")
+
+WORKLOADS = [
+    Workload("engines.workers", (*_PARTS, "planner.workers"), families, workers, weight=0.4),
+    # In processes of their own, since some lines are logged once in a process.
+    Workload("engines.sizes", (*_PARTS, *_SIZES), families, sizes, isolated=True, weight=0.2),
+    Workload(
+        "engines.single",
+        (*_PARTS, *_SIZES),
+        spec_subjects,
+        single,
+        weight=0.2,
+        unobserved="no manager is registered for it",
+    ),
+    Workload("engines.capacity", (*_PARTS, "planner.capacity"), families, capacity, weight=0.4),
+]

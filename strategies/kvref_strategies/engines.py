@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from kvref.target import SpecDescriptor
 from kvref_strategies.models import LIMITS, draw_model, families
 from kvref_strategies.specs import class_info, descriptors, spec_subjects
-from kvref_strategies.workload import Description, Draw, Stage, Workload
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+
+BARE = "a stage without layers"
+"""Of a pipeline: none of the layers there has a cache, as in models that leave attention out of many."""
 
 
 def workers(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -16,18 +19,24 @@ def workers(draw: Draw, stage: Stage, description: Description, subject: str) ->
     Where there is one stage, plan for each rank alone, too.
     """
     stages = draw(st.sampled_from([1, 2, 3]))
-    model = draw_model(draw, stage, description, subject, stages)
+    family = "full attention" if subject == BARE else subject
+    model = draw_model(draw, stage, description, family, stages)
     if model is None:
         return
-    ranks = 2 if stages == 1 else draw(st.sampled_from([1, 2]))
     parts = [{n: s for n, s in model.layers.items() if model.numbers[n] == part} for part in range(stages)]
-    all_workers = [{"layers": part, "memory": model.memory(draw)} for part in parts for _ in range(ranks)]
-    if stages == 1:
-        for worker in all_workers:
+    parts = [part for part in parts if part] + [{}] * (subject == BARE)
+    ranks = 2 if len(parts) == 1 else draw(st.sampled_from([1, 2]))
+    everyone = [{"layers": part, "memory": model.memory(draw)} for part in parts for _ in range(ranks)]
+    if len(parts) == 1:
+        for worker in everyone:
             stage.perform("planner.config", **worker, **LIMITS)
     else:
         stage.perform("planner.groups", layers=model.layers)
-    stage.perform("planner.workers", workers=all_workers, **LIMITS)
+    stage.perform("planner.workers", workers=everyone, **LIMITS)
+
+
+def _stages(description: Description) -> Subjects:
+    return {**families(description), BARE: families(description)["full attention"]}
 
 
 def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -107,7 +116,7 @@ _PARTS = ("specs", "specs.derive", "registry", "planner")
 _SIZES = ("planner.block_sizes", "planner.construct")
 
 WORKLOADS = [
-    Workload("engines.workers", (*_PARTS, "planner.workers"), families, workers, weight=0.4),
+    Workload("engines.workers", (*_PARTS, "planner.workers"), _stages, workers, weight=0.4),
     # In processes of their own, since some lines are logged once in a process.
     Workload("engines.sizes", (*_PARTS, *_SIZES), families, sizes, isolated=True, weight=0.2),
     Workload(

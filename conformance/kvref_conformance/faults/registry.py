@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from kvref import registry
 from kvref.errors import ConflictingRegistrationError
+from kvref.managers import SlidingWindowManager
 from kvref.registry import KVCacheSpecMetadata, KVCacheSpecRegistry
-from kvref.specs import KVCacheSpec
+from kvref.specs import KVCacheSpec, SlidingWindowSpec
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
@@ -18,6 +19,8 @@ _find = _State.find
 _register = _State.register
 _override = _State.override
 _initialise = KVCacheSpecRegistry.initialise
+_resolve = KVCacheSpecRegistry.resolve
+_window_manager = SlidingWindowManager.__init__
 _BUILT_IN = registry._BUILT_IN
 
 
@@ -170,4 +173,45 @@ def hook_seen_half_way() -> ReferenceTarget:
         return cls._transaction
 
     break_it(KVCacheSpecRegistry, "_own_transaction", classmethod(own_transaction))
+    return ReferenceTarget()
+
+
+def defaults_in_a_substitute() -> ReferenceTarget:
+    """What stands for a spec gets its required fields; the others are at their defaults."""
+
+    def resolve(spec: KVCacheSpec) -> KVCacheSpec:
+        resolved = _resolve(spec)
+        if resolved is spec:
+            return spec
+        optional = {field.name: field.default for field in fields(spec) if field.default is not MISSING}
+        return replace(resolved, **optional)
+
+    break_it(KVCacheSpecRegistry, "resolve", staticmethod(resolve))
+    return ReferenceTarget()
+
+
+def keyword_that_a_manager_lacks() -> ReferenceTarget:
+    """One manager does not take all keywords that managers are made with."""
+
+    def init(
+        manager: SlidingWindowManager,
+        kv_cache_spec: SlidingWindowSpec,
+        *,
+        block_pool: Any,
+        enable_caching: bool,
+        kv_cache_group_id: int,
+        scheduler_block_size: int,
+        limits: Any,
+    ) -> None:
+        _window_manager(
+            manager,
+            kv_cache_spec,
+            block_pool=block_pool,
+            enable_caching=enable_caching,
+            kv_cache_group_id=kv_cache_group_id,
+            scheduler_block_size=scheduler_block_size,
+            limits=limits,
+        )
+
+    break_it(SlidingWindowManager, "__init__", init)
     return ReferenceTarget()

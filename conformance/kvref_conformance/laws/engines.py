@@ -99,7 +99,7 @@ def scheduler_block(runs: Runs) -> int:
             raise LawBroken(
                 f"a cache manager with what was resolved, {words}",
                 told(outcome),
-                (f"refused, {kind}, {mix(arguments['layers'])}",),
+                (f"refused, {kind}",),
             )
     return judged
 
@@ -276,7 +276,7 @@ LAWS = [
             "group's block size; with prefix caching, anything else is refused at construction; the value "
             "reaches every coordinator and manager unchanged."
         ),
-        why="Hits end within a block of some group, and what the rest of it holds is taken for the request's.",
+        why="Hits end within a block of some group, the rest of which holds something else.",
         sources=("vLLM PR 37505",),
         workload="engines.sizes",
         check=scheduler_block,
@@ -286,9 +286,9 @@ LAWS = [
         level=Level.SAFETY,
         statement=(
             "Plans for several workers (stages of a pipeline, ranks with other memory) have one number of "
-            "blocks, the smallest, and the same groups in the same order; each worker has room for its layers."
+            "blocks, the smallest, and the same groups in the same order; each has room for its layers."
         ),
-        why="A block that the scheduler hands out lies outside some worker's memory, or in another group there.",
+        why="A block that the scheduler hands out lies outside some worker's memory, or means another group.",
         sources=("vLLM PR 37505",),
         workload="engines.workers",
         check=workers_agree,

@@ -77,19 +77,22 @@ def test_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("specs", "scheduler", "hashes"),
+    ("specs", "scheduler", "hashes", "message"),
     [
-        ([full(4)], 6, 4),
-        ([full(4)], 4, 3),
-        ([full(4), full(8)], 4, 4),
-        ([full(4), full(6)], 12, 4),
-        ([full(4)], 0, 4),
-        ([full(4)], 4, 0),
-        ([full(4)], -4, 4),
+        ([full(4)], 6, 4, "scheduler_block_size 6 must be a multiple of hash_block_size 4"),
+        ([full(4)], 4, 3, "scheduler_block_size 4 must be a multiple of hash_block_size 3"),
+        ([full(4)], 6, 2, "scheduler_block_size 6 .* block_size 4 of the group of layer.0"),
+        ([full(4), full(8)], 4, 4, "scheduler_block_size 4 .* block_size 8 of the group of layer.1"),
+        ([full(4), full(6)], 12, 4, "block_size 6 of the group of layer.1 .* hash_block_size 4"),
+        ([full(4)], 0, 4, "scheduler_block_size 0"),
+        ([full(4)], 4, 0, "hash_block_size 0"),
+        ([full(4)], -4, 4, "scheduler_block_size -4"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(specs: list[KVCacheSpec], scheduler: int, hashes: int) -> None:
-    with pytest.raises(InvalidConfigError):
+def test_sizes_that_do_not_fit_are_refused_by_name(
+    specs: list[KVCacheSpec], scheduler: int, hashes: int, message: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=message):
         coordinator(specs, scheduler, hashes)
 
 

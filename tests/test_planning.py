@@ -247,12 +247,22 @@ def test_a_worker_may_lack_a_group_or_all() -> None:
 def test_too_little_memory_is_refused() -> None:
     page = full().page_size_bytes
     with pytest.raises(
-        InvalidConfigError, match=f"7 blocks .* needs 8 with the null block, {8 * page} bytes"
+        InvalidConfigError, match=f"7 blocks, .* needs 8 with the null block, {8 * page} bytes"
     ):
         get_kv_cache_configs([{"a": full()}], [8 * page - 1], LIMITS)
     [config] = get_kv_cache_configs([{"a": full()}], [8 * page], LIMITS)
     assert config.num_blocks == 8
     assert get_kv_cache_configs([{"a": full()}], [0], LIMITS, num_gpu_blocks_override=9)[0].num_blocks == 9
+
+
+def test_too_little_memory_is_told_by_worker_layers_and_bytes() -> None:
+    page = full().page_size_bytes
+    for memory in (-1, 0, page - 1):  # under one page
+        room = f"worker 1 has {memory} bytes for the layers b, c, room for {memory // (2 * page)} blocks"
+        with pytest.raises(InvalidConfigError, match=f"{room}.* {16 * page} bytes on this worker"):
+            get_kv_cache_configs([{"a": full()}, {"b": full(), "c": full()}], [20 * page, memory], LIMITS)
+    with pytest.raises(InvalidConfigError, match="num_gpu_blocks_override asks for 7 blocks"):
+        get_kv_cache_configs([{"a": full()}], [99 * page], LIMITS, num_gpu_blocks_override=7)
 
 
 def test_block_sizes() -> None:
@@ -276,29 +286,53 @@ def test_report() -> None:
     assert (nothing.num_blocks, nothing.num_tokens, nothing.max_concurrency) == (0, 0, float("inf"))
 
 
-INVALID: dict[str, Callable[[], object]] = {
-    "no blocks": lambda: KVCacheConfig(0, [], []),
-    "layer twice": lambda: KVCacheGroupSpec("aa", full()),
-    "layer in two groups": lambda: KVCacheConfig(1, [], [KVCacheGroupSpec("a", full())] * 2),
-    "layer in two tensors": lambda: KVCacheConfig(
-        1, [KVCacheTensor(512, "a"), KVCacheTensor(512, "a")], [KVCacheGroupSpec("a", full())]
+INVALID: dict[str, tuple[str, Callable[[], object]]] = {
+    "no blocks": (
+        r"num_blocks must be at least 1, the null block, not 0 \(layers: a, b\)",
+        lambda: KVCacheConfig(0, [], [KVCacheGroupSpec("ab", full())]),
     ),
-    "layer without tensor": lambda: KVCacheConfig(
-        1, [KVCacheTensor(512, "a")], [KVCacheGroupSpec("ab", full())]
+    "layer twice": ("once, not a several times", lambda: KVCacheGroupSpec("aa", full())),
+    "layer in two groups": (
+        "groups must have each layer once, not a",
+        lambda: KVCacheConfig(1, [], [KVCacheGroupSpec("a", full())] * 2),
     ),
-    "tensor too small": lambda: KVCacheConfig(2, [KVCacheTensor(512, "a")], [KVCacheGroupSpec("a", full())]),
-    "tensor of nothing": lambda: KVCacheTensor(0, "a"),
-    "tensor of nobody": lambda: KVCacheTensor(512, ""),
-    "others than the composite's": lambda: KVCacheGroupSpec(
-        "ab", UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": full()})
+    "layer in two tensors": (
+        "tensors must have each layer once, not a",
+        lambda: KVCacheConfig(
+            1, [KVCacheTensor(512, "a"), KVCacheTensor(512, "a")], [KVCacheGroupSpec("a", full())]
+        ),
     ),
+    "layer without tensor": (
+        r"\['b'\] are only in one",
+        lambda: KVCacheConfig(1, [KVCacheTensor(512, "a")], [KVCacheGroupSpec("ab", full())]),
+    ),
+    "tensor of an unknown layer": (
+        r"\['z'\] are only in one",
+        lambda: KVCacheConfig(1, [KVCacheTensor(512, "az")], [KVCacheGroupSpec("a", full())]),
+    ),
+    "tensor too small": (
+        "layer 'a' needs 2 pages of 512 bytes, but its tensor has 512",
+        lambda: KVCacheConfig(2, [KVCacheTensor(512, "a")], [KVCacheGroupSpec("a", full())]),
+    ),
+    "tensor of nothing": ("0 bytes for layers .*'a'", lambda: KVCacheTensor(0, "a")),
+    "tensor of nobody": ("512 bytes", lambda: KVCacheTensor(512, "")),
+    "others than the composite's": (
+        r"\['a', 'b'\] has a composite spec of \['a'\]",
+        lambda: KVCacheGroupSpec("ab", UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": full()})),
+    ),
+    "unknown layer": (
+        "layer 'z' is not in the group of a, b",
+        lambda: KVCacheGroupSpec("ab", full()).spec_of("z"),
+    ),
+    "no layers to resolve sizes of": ("without groups", lambda: resolve_kv_cache_block_sizes([])),
 }
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_impossible_configurations_are_refused(name: str) -> None:
-    with pytest.raises(InvalidConfigError):
-        INVALID[name]()
+def test_impossible_configurations_are_refused_by_name(name: str) -> None:
+    message, make = INVALID[name]
+    with pytest.raises(InvalidConfigError, match=message):
+        make()
 
 
 def test_a_possible_one_is_accepted() -> None:

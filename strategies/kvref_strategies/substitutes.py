@@ -30,12 +30,12 @@ def substitutes(draw: Draw, stage: Stage, description: Description, subject: str
         stage.perform("registry.register", spec_class=name, manager=entry["manager"], base=None)
         chain.append(name)
     layers = {f"layer.{place}": spec for place in range(draw(st.integers(1, 2)))}
-    steps = [(chain[0], chain[1])]
+    steps: list[tuple[str, str | None]] = [(chain[0], chain[1])]
     if draw(st.booleans()):
         steps.append((chain[1], chain[2]))
     done = list(steps)
     if draw(st.booleans()):
-        steps.append((done[-1][1], draw(st.sampled_from([old for old, _ in done]))))
+        steps.append((chain[len(done)], draw(st.sampled_from(chain[: len(done)]))))
     # Undone in any order, so that what is left is seen to be left.
     steps += [(old, None) for old, _ in draw(st.permutations(done))]
     stage.perform("planner.groups", layers=layers)

@@ -144,7 +144,8 @@ def engine_block_size(scheduled: Any) -> int:
     """What an engine that has planned takes for the block size of its configuration."""
     specs = [group.kv_cache_spec for group in scheduled.kv_cache_groups]
     cached = [spec for spec in specs if getattr(spec, "prefix_cacheable", True)]
-    return min(spec.block_size for spec in cached or specs)
+    sizes: list[int] = [spec.block_size for spec in cached or specs]
+    return min(sizes)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ BLOCKS = 2048
 
 
 def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
-    specs = made(layers)
+    specs = make_all(layers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlockSizeWarning)
         planned = kvref.planning.get_kv_cache_groups(specs)
@@ -47,7 +47,7 @@ def config(
 def workers(
     workers: Sequence[WorkerLayers], max_model_len: int, max_in_flight_tokens: int
 ) -> list[SizedPlan]:
-    specs = [made(worker["layers"]) for worker in workers]
+    specs = [make_all(worker["layers"]) for worker in workers]
     budgets = [worker["memory"] for worker in workers]
     plans = configs(specs, budgets, MemoryLimits(max_model_len, max_in_flight_tokens, max_in_flight_tokens))
     return [sized(plan, given) for plan, given in zip(plans, specs, strict=True)]
@@ -56,7 +56,7 @@ def workers(
 def block_sizes(layers: Mapping[str, SpecDescriptor], enable_caching: bool) -> BlockSizes:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        planned = kvref.planning.get_kv_cache_groups(made(layers))
+        planned = kvref.planning.get_kv_cache_groups(make_all(layers))
         scheduler, hashed = kvref.planning.resolve_kv_cache_block_sizes(planned, enable_caching)
     return {
         "groups": groups_in_words(planned),
@@ -74,7 +74,7 @@ def construct(
 ) -> Constructed:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlockSizeWarning)
-        planned = kvref.planning.get_kv_cache_groups(made(layers))
+        planned = kvref.planning.get_kv_cache_groups(make_all(layers))
     manager = KVCacheManager(
         KVCacheConfig(BLOCKS, [], planned),
         max_model_len=1024,
@@ -104,7 +104,7 @@ def capacity(
     backwards: bool,
 ) -> CapacityReport:
     limits = MemoryLimits(max_model_len, max_in_flight_tokens, max_in_flight_tokens)
-    [plan] = configs([made(layers)], [memory], limits)
+    [plan] = configs([make_all(layers)], [memory], limits)
     if backwards:
         plan = replace(plan, kv_cache_groups=plan.kv_cache_groups[::-1])
     report = kvref.planning.get_kv_cache_report(plan, limits)
@@ -118,7 +118,7 @@ def capacity(
     }
 
 
-def made(layers: Mapping[str, SpecDescriptor]) -> dict[str, KVCacheSpec]:
+def make_all(layers: Mapping[str, SpecDescriptor]) -> dict[str, KVCacheSpec]:
     return {name: make(spec) for name, spec in layers.items()}
 
 

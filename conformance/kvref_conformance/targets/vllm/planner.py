@@ -35,7 +35,7 @@ BLOCKS = 2048
 
 
 def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
-    specs = made(layers)
+    specs = make_all(layers)
     planned = kv_cache_utils.get_kv_cache_groups(engine_config(specs, 128, 128), specs)
     return {"groups": groups_in_words(planned), "given": {name: facts(spec) for name, spec in specs.items()}}
 
@@ -50,7 +50,7 @@ def config(
 def workers(
     workers: Sequence[WorkerLayers], max_model_len: int, max_in_flight_tokens: int
 ) -> list[SizedPlan]:
-    specs = [made(worker["layers"]) for worker in workers]
+    specs = [make_all(worker["layers"]) for worker in workers]
     engine = engine_config(
         {name: spec for each in specs for name, spec in each.items()}, max_model_len, max_in_flight_tokens
     )
@@ -59,7 +59,7 @@ def workers(
 
 
 def block_sizes(layers: Mapping[str, SpecDescriptor], enable_caching: bool) -> BlockSizes:
-    specs = made(layers)
+    specs = make_all(layers)
     engine = engine_config(specs, 1024, 1024)
     engine.cache_config.enable_prefix_caching = enable_caching
     with log_lines() as said:
@@ -81,7 +81,7 @@ def construct(
     scheduler_block_size: int,
     hash_block_size: int,
 ) -> Constructed:
-    specs = made(layers)
+    specs = make_all(layers)
     planned = kv_cache_utils.get_kv_cache_groups(engine_config(specs, 1024, 1024), specs)
     manager = KVCacheManager(
         for_scheduler(KVCacheConfig(BLOCKS, [], planned)),
@@ -112,7 +112,7 @@ def capacity(
     max_in_flight_tokens: int,
     backwards: bool,
 ) -> CapacityReport:
-    specs = made(layers)
+    specs = make_all(layers)
     engine = engine_config(specs, max_model_len, max_in_flight_tokens)
     [plan] = kv_cache_utils.get_kv_cache_configs(engine, [specs], [memory])
     if backwards:
@@ -131,7 +131,7 @@ def capacity(
     }
 
 
-def made(layers: Mapping[str, SpecDescriptor]) -> dict[str, Any]:
+def make_all(layers: Mapping[str, SpecDescriptor]) -> dict[str, Any]:
     return {name: make(spec) for name, spec in layers.items()}
 
 

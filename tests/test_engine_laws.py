@@ -192,6 +192,9 @@ def alone(blocks: int) -> Event:
     return answer("planner.config", plan(blocks, A), layers={"a": FULL}, memory=512 * blocks)
 
 
+LOST = answer("planner.groups", {"groups": [A], "given": {}}, layers=LAYERS)
+MIXED = answer("planner.groups", {"groups": [{**A, "manager": "W"}, B], "given": {}}, layers=LAYERS)
+TOO_MUCH = answer("planner.config", plan(5, A), layers={"a": FULL}, memory=512 * 4)
 GROUPS = answer("planner.groups", {"groups": [A, B], "given": {}}, layers=LAYERS)
 STAGES = [worker("a"), worker("b")]
 RANKS = [worker("a", blocks=4), worker("a", blocks=3)]
@@ -206,9 +209,27 @@ RANKS = [worker("a", blocks=4), worker("a", blocks=3)]
         [GROUPS, planned([*STAGES, worker("a")], plan(4, A, NOT_B), plan(4, NOT_A, B), plan(4, A, NOT_B))],
         [alone(4), alone(3), planned(RANKS, plan(3, A), plan(3, A))],
         [GROUPS, error("planner.workers", workers=STAGES)],  # memory may not suffice
-        [error("planner.config", layers={}, memory=1), error("planner.workers", workers=RANKS)],
+        [
+            alone(4),
+            error("planner.config", layers={"a": FULL}, memory=1),
+            error("planner.workers", workers=RANKS),
+        ],
+        [LOST, planned(STAGES, plan(4, A, NOT_B), plan(4, NOT_A, NOT_B))],
+        [MIXED, planned(STAGES, plan(4, A, NOT_B), plan(4, group("W"), B))],
+        [TOO_MUCH, planned(RANKS[:1], plan(5, A))],
     ],
-    ids=["stages", "less", "a bare stage", "stages and ranks", "ranks", "refused", "refused alone, too"],
+    ids=[
+        "stages",
+        "less",
+        "a bare stage",
+        "stages and ranks",
+        "ranks",
+        "refused",
+        "refused alone, too",
+        "lost",
+        "mixed",
+        "too much",
+    ],
 )
 def test_workers_in_their_own_way(events: list[Event]) -> None:
     assert workers_agree([events]) == 1

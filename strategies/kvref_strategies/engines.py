@@ -16,7 +16,7 @@ BARE = "a stage without layers"
 def workers(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Plan for the stages of a pipeline, each on one rank or two, every rank with memory of its own.
 
-    Where there is one stage, plan for each rank alone, too.
+    Before that, plan for each of them alone, and group the layers of all.
     """
     stages = draw(st.sampled_from([1, 2, 3]))
     family = "full attention" if subject == BARE else subject
@@ -27,11 +27,10 @@ def workers(draw: Draw, stage: Stage, description: Description, subject: str) ->
     parts = [part for part in parts if part] + [{}] * (subject == BARE)
     ranks = 2 if len(parts) == 1 else draw(st.sampled_from([1, 2]))
     everyone = [{"layers": part, "memory": model.memory(draw)} for part in parts for _ in range(ranks)]
-    if len(parts) == 1:
-        for worker in everyone:
+    stage.perform("planner.groups", layers=model.layers)
+    for worker in everyone:
+        if worker["layers"]:
             stage.perform("planner.config", **worker, **LIMITS)
-    else:
-        stage.perform("planner.groups", layers=model.layers)
     stage.perform("planner.workers", workers=everyone, **LIMITS)
 
 

@@ -7,7 +7,7 @@ from math import lcm
 from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
-from kvref_conformance.laws.plan import INTERNAL_ERRORS, listed, mix, refuse_uncovered
+from kvref_conformance.laws.plan import INTERNAL_ERRORS, listed, mix, plans, refuse_uncovered
 from kvref_conformance.laws.registry import told
 from kvref_conformance.results import Level
 
@@ -109,18 +109,23 @@ def workers_agree(runs: Runs) -> int:
 
     A block of a group is one number for all workers, so a group must have its place on each of them, be it
     without layers there. Ranks with the same layers have as many blocks as the one with the least memory has
-    by itself. What can be grouped can be shared out to workers, unless memory does not suffice.
+    by itself. What can be grouped can be shared out to workers, unless memory does not suffice. What is wrong
+    with the plan for one worker already is for other laws.
     """
     judged = 0
     for event in answered(runs, "planner.workers"):
         workers, outcome = event["args"]["workers"], event["outcome"]
-        before = [e["outcome"] for e in runs[0][: runs[0].index(event)] if e["op"].startswith("planner.")]
-        possible = bool(before) and all("value" in other for other in before)
+        before = plans(runs)
         alike = all(worker["layers"] == workers[0]["layers"] for worker in workers)
+        alone = [e["outcome"].get("value") for e in before if e["op"] == "planner.config"]
+        everything = {name for worker in workers for name in worker["layers"]}
+        whole = next(
+            (e["outcome"].get("value") for e in before if set(e["args"]["layers"]) == everything), None
+        )
         judged += 1
         if "error" in outcome:
             kind = outcome["error"]["type"]
-            if possible and (alike or kind in INTERNAL_ERRORS):
+            if whole and (all(alone) if alike else kind in INTERNAL_ERRORS):
                 raise LawBroken(
                     "a plan for all workers of layers that can be planned"
                     + (", as each of them can alone" if alike else ""),
@@ -134,34 +139,48 @@ def workers_agree(runs: Runs) -> int:
         blocks = [plan["num_blocks"] for plan in found]
         if len(set(blocks)) > 1:
             raise LawBroken("one number of blocks on all workers", f"{blocks}", ("num_blocks",))
+        grouped = {name for group in whole["groups"] for name in listed(group)} if whole else set()
+        overdrawn = any(
+            "value" in e["outcome"] and sum(e["outcome"]["value"]["tensors"]) > e["args"]["memory"]
+            for e in before
+            if e["op"] == "planner.config"
+        )
         for worker, plan in zip(workers, found, strict=True):
             has = sorted(name for group in plan["groups"] for name in listed(group))
-            if has != sorted(worker["layers"]):
+            if whole and has != sorted(grouped.intersection(worker["layers"])):
                 raise LawBroken(
                     f"a worker's own layers, {', '.join(worker['layers']) or 'none'}",
                     ", ".join(has) or "none",
                     ("layers",),
                 )
-            refuse_uncovered(plan, worker["memory"])
-        refuse_other_groups(found)
-        alone = [other["value"].get("num_blocks", 0) for other in before] if possible and alike else []
-        if len(alone) == len(workers) and blocks[0] != min(alone):
-            raise LawBroken(
-                f"{min(alone)} blocks, the fewest of what the workers have alone, {alone}",
-                f"{blocks[0]}",
-                ("smallest",),
-            )
+            if not overdrawn:
+                refuse_uncovered(plan, worker["memory"])
+        refuse_other_groups(found, whole)
+        if alike and len(alone) == len(workers) and all(alone):
+            fewest = min(plan["num_blocks"] for plan in alone if plan)
+            if blocks[0] != fewest:
+                raise LawBroken(
+                    f"{fewest} blocks, as the worker with the least memory has alone",
+                    f"{blocks[0]}",
+                    ("smallest",),
+                )
     return judged
 
 
-def refuse_other_groups(plans: list[dict[str, Any]]) -> None:
-    """Raise `LawBroken` unless the groups of all workers go together, place by place."""
-    counts = [len(plan["groups"]) for plan in plans]
+def refuse_other_groups(found: list[dict[str, Any]], whole: dict[str, Any] | None) -> None:
+    """Raise `LawBroken` unless the groups of all workers go together, place by place.
+
+    Their managers are not compared where a group of the whole model has several.
+    """
+    counts = [len(plan["groups"]) for plan in found]
     if len(set(counts)) > 1:
         raise LawBroken("as many groups on each worker", f"{counts}", ("groups",))
+    mixed = whole and any(
+        layer["manager"] != group["manager"] for group in whole["groups"] for layer in group["layers"]
+    )
     places: dict[str, tuple[Any, ...]] = {}
-    for place, groups in enumerate(zip(*(plan["groups"] for plan in plans), strict=True)):
-        managers = {group["manager"] for group in groups}
+    for place, groups in enumerate(zip(*(plan["groups"] for plan in found), strict=True)):
+        managers = set() if mixed else {group["manager"] for group in groups}
         sizes = {layer["spec"]["fields"]["block_size"] for group in groups for layer in group["layers"]}
         if len(managers) > 1 or len(sizes) > 1:
             raise LawBroken(

@@ -22,6 +22,11 @@ def group_sizes(plan: dict[str, Any]) -> list[int]:
     return [g["layers"][0]["spec"]["fields"]["block_size"] for g in plan["groups"] if g["layers"]]
 
 
+def has_mixed_group(plan: dict[str, Any]) -> bool:
+    """Whether the layers of a group have another manager than the group."""
+    return any(layer["manager"] != group["manager"] for group in plan["groups"] for layer in group["layers"])
+
+
 def lcm_bounded(runs: Runs) -> int:
     """More than twice the least common multiple of the layers' own block sizes is told to the user.
 
@@ -53,7 +58,8 @@ def scheduler_block(runs: Runs) -> int:
     """What is resolved fits, a manager can be made with it, and what does not fit is refused.
 
     The value has to arrive at whatever shows it. With prefix caching off, block sizes may mean nothing:
-    then a manager with those that were resolved is all that is asked for.
+    then a manager with those that were resolved is all that is asked for. A group whose layers have several
+    managers is for another law.
     """
     judged = 0
     resolved: dict[str, Any] = {}
@@ -94,7 +100,7 @@ def scheduler_block(runs: Runs) -> int:
                         ", ".join(f"{found} in {place}" for place, found in other.items()),
                         (f"{name} changed",),
                     )
-        elif all(resolved[name] == size for name, size in both.items()):
+        elif all(resolved[name] == size for name, size in both.items()) and not has_mixed_group(resolved):
             kind = outcome["error"]["type"]
             raise LawBroken(
                 f"a cache manager with what was resolved, {words}",
@@ -175,9 +181,7 @@ def refuse_other_groups(found: list[dict[str, Any]], whole: dict[str, Any] | Non
     counts = [len(plan["groups"]) for plan in found]
     if len(set(counts)) > 1:
         raise LawBroken("as many groups on each worker", f"{counts}", ("groups",))
-    mixed = whole and any(
-        layer["manager"] != group["manager"] for group in whole["groups"] for layer in group["layers"]
-    )
+    mixed = whole is not None and has_mixed_group(whole)
     places: dict[str, tuple[Any, ...]] = {}
     for place, groups in enumerate(zip(*(plan["groups"] for plan in found), strict=True)):
         managers = set() if mixed else {group["manager"] for group in groups}

@@ -153,7 +153,7 @@ def workers_agree(runs: Runs) -> int:
         )
         for worker, plan in zip(workers, found, strict=True):
             has = sorted(name for group in plan["groups"] for name in listed(group))
-            if whole and has != sorted(grouped.intersection(worker["layers"])):
+            if grouped == everything and has != sorted(worker["layers"]):
                 raise LawBroken(
                     f"a worker's own layers, {', '.join(worker['layers']) or 'none'}",
                     ", ".join(has) or "none",

@@ -186,7 +186,7 @@ def test_journal(tmp_path: Path) -> None:
     assert (Journal.state(path)[0], Journal.read(path)) == (False, None)
     states = []
     for name in ("specs.build", "specs.merge"):
-        journal.note(name, {"spec": "\n"})
+        journal.note(name, '{"spec": "\\n"}')
         performing, state = Journal.state(path)
         assert performing
         journal.came_back()

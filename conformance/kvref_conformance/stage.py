@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from pathlib import Path
@@ -155,8 +154,9 @@ class Stage:
 
     def perform(self, operation: str, /, **arguments: Any) -> Outcome:
         # Results are compared with traces that went through JSON, so they do here too.
-        event: dict[str, Any] = {"op": operation, "args": json.loads(json.dumps(arguments))}
-        event["outcome"] = self._perform(operation, event["args"])
+        text = json.dumps(arguments)
+        event: dict[str, Any] = {"op": operation, "args": json.loads(text)}
+        event["outcome"] = self._perform(operation, text)
         self.runs[-1].append(event)
         if "died" in event["outcome"]:
             raise Died
@@ -185,7 +185,8 @@ class Stage:
     def close(self) -> None:
         """End the example."""
 
-    def _perform(self, operation: str, arguments: dict[str, Any]) -> Outcome:
+    def _perform(self, operation: str, arguments: str) -> Outcome:
+        """The arguments as JSON."""
         raise NotImplementedError
 
 
@@ -202,8 +203,9 @@ class Journal:
         os.ftruncate(self._file, 0)
         os.lseek(self._file, 0, os.SEEK_SET)
 
-    def note(self, operation: str, arguments: dict[str, Any]) -> None:
-        os.write(self._file, json.dumps({"op": operation, "args": arguments}).encode() + b"\n")
+    def note(self, operation: str, arguments: str) -> None:
+        """An operation that is about to be performed, with its arguments as JSON."""
+        os.write(self._file, f'{{"op": {json.dumps(operation)}, "args": {arguments}}}\n'.encode())
 
     def came_back(self) -> None:
         os.write(self._file, b"\n")
@@ -238,10 +240,10 @@ class LocalStage(Stage):
         self._journal = journal
         journal.clear()
 
-    def _perform(self, operation: str, arguments: dict[str, Any]) -> Outcome:
+    def _perform(self, operation: str, arguments: str) -> Outcome:
         self._journal.note(operation, arguments)
         # Its own copy: what a target does to its arguments does not change the trace.
-        outcome = answer(self._target, operation, copy.deepcopy(arguments))
+        outcome = answer(self._target, operation, json.loads(arguments))
         self._journal.came_back()
         return outcome
 
@@ -260,11 +262,11 @@ class IsolatedStage(Stage):
         super().fresh(*flags)
         self.close()
 
-    def _perform(self, operation: str, arguments: dict[str, Any]) -> Outcome:
+    def _perform(self, operation: str, arguments: str) -> Outcome:
         self._journal.came_back()
         if self._session is None:
             self._session = Session(self._hosts[" ".join(self.flags[-1])], self._timeout)
-        return self._session.perform(operation, arguments)
+        return self._session.perform(operation, json.loads(arguments))
 
     def close(self) -> None:
         if self._session is not None:

@@ -216,7 +216,8 @@ def follow(step: Step) -> None:
         request.stale = max(0, request.stale - max(0, less))
         confirmed = request.confirmed
         request.computed, request.in_flight = arguments["computed"], arguments["in_flight"]
-        if request.confirmed < confirmed and request.confirmed != request.loaded - 1:
+        again = confirmed == request.loaded and request.confirmed == confirmed - 1
+        if request.confirmed < confirmed and not again:
             request.failed = True
     if step.op == "cache.free":
         request.stale, request.computed, request.loaded = request.in_flight, 0, 0

@@ -97,7 +97,14 @@ def result_of(*rows: Row, **fields: Any) -> Result:
 def small() -> Result:
     rows = [
         Row(
-            "spec.merge-identity", Level.SAFETY, "FullAttentionSpec", Status.HOLDS, examples=100, seconds=0.4
+            "spec.merge-identity",
+            Level.SAFETY,
+            "FullAttentionSpec",
+            Status.HOLDS,
+            examples=100,
+            steps=300,
+            seconds=0.4,
+            exploring_seconds=0.2,
         ),
         broken(
             "spec.refusals",
@@ -198,7 +205,9 @@ def test_the_same_run_gives_the_same_files_apart_from_times(tmp_path: Path) -> N
     assert one != other
 
     def timeless(document: bytes) -> str:
-        return re.sub(r'("(?:elapsed_)?seconds": )[0-9.]+|time="[0-9.]+"', r"\1", document.decode())
+        return re.sub(
+            r'("(?:elapsed_|exploring_)?seconds": )[0-9.]+|time="[0-9.]+"', r"\1", document.decode()
+        )
 
     assert {n: timeless(c) for n, c in one.items()} == {n: timeless(c) for n, c in other.items()}
 
@@ -505,11 +514,11 @@ incomplete  registry.order-free [registry]
 known  spec.merge-identity [MLAAttentionSpec: padding]  vLLM issue 12345:
     the padding of a merged spec is that of the first
 
-law                 level  holds broken open n.a. examples  time
-spec.merge-identity safety     1      1    -    -      137  0.8s
-spec.refusals       robust     -      1    -    -       37  0.4s
-registry.order-free safety     -      -    1    -        7 10.0s
-registry.hook-once  safety     -      -    -    2        0  0.0s
+law                 level  holds broken open n.a. examples steps/s  time
+spec.merge-identity safety     1      1    -    -      137    1500  0.8s
+spec.refusals       robust     -      1    -    -       37       -  0.4s
+registry.order-free safety     -      -    1    -        7       - 10.0s
+registry.hook-once  safety     -      -    -    2        0       -  0.0s
 open: unconfirmed or incomplete
 
 not applicable: no part 'registry': registry.hook-once (2 subjects)

@@ -66,6 +66,7 @@ def report() -> dict[str, Any]:
                 "examples": 37,
                 "steps": 0,
                 "seconds": 0.4,
+                "exploring_seconds": 0.3,
                 "message": "",
                 "expected": "merge([s]) == s",
                 "observed": "alignment is None",

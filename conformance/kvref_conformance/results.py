@@ -54,7 +54,8 @@ class Row:
     """The result of one law for one subject.
 
     A law broken in several ways has a row for each, told apart by `facet` (the field that is lost, say).
-    `seconds` covers the whole unit of work that fed the law.
+    `seconds` covers the whole unit of work that fed the law, `exploring_seconds` what it took to make its
+    examples, perform their `steps` and judge them.
     """
 
     law: str
@@ -65,6 +66,7 @@ class Row:
     examples: int = 0
     steps: int = 0
     seconds: float = 0.0
+    exploring_seconds: float = 0.0
     message: str = ""
     expected: str = ""
     observed: str = ""

@@ -299,6 +299,7 @@ class Runner:
                 row.examples = findings["examples"]
                 row.steps = unit.findings["steps"] if unit.findings else 0
                 row.seconds = round(unit.seconds, 3)
+                row.exploring_seconds = round(unit.findings["seconds"], 3) if unit.findings else 0.0
                 rows.append(row)
         return rows
 
@@ -399,6 +400,8 @@ class Runner:
             row.examples = examples
             row.steps = sum(unit.findings["steps"] for unit in units if unit.findings)
             row.seconds = round(sum(unit.seconds for unit in units), 3)
+            exploring = sum(unit.findings["seconds"] for unit in units if unit.findings)
+            row.exploring_seconds = round(exploring, 3)
         return rows
 
     def _death_row(self, unit: Unit) -> Row:

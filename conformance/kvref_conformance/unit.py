@@ -150,7 +150,7 @@ def _collect(explorer: Explorer, laws: list[Law], channel: Channel) -> dict[str,
     """Every example, judged by every law."""
     per_law: dict[str, dict[str, Any]] = {law.id: {"examples": 0, "facets": set()} for law in laws}
     findings: dict[str, Any] = {"laws": per_law, "examples": 0, "steps": 0, "died": None}
-    last_report = time.monotonic()
+    started = last_report = time.monotonic()
 
     def judge(stage: Stage) -> None:
         nonlocal last_report
@@ -174,7 +174,7 @@ def _collect(explorer: Explorer, laws: list[Law], channel: Channel) -> dict[str,
         explorer.explore(judge, reduce=False)
     except _Stop:
         pass
-    return findings
+    return {**findings, "seconds": time.monotonic() - started}
 
 
 def _short(text: str) -> str:

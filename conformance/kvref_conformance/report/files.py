@@ -153,6 +153,7 @@ def _row(row: Row) -> dict[str, Any]:
         "examples": row.examples,
         "steps": row.steps,
         "seconds": round(row.seconds, 3),
+        "exploring_seconds": round(row.exploring_seconds, 3),
         "message": row.message,
         "expected": row.expected,
         "observed": row.observed,

@@ -164,7 +164,7 @@ def _summary(result: Result, printer: Printer) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("law", overflow="fold")
     table.add_column("level", no_wrap=True)
-    for column in [*shown, "examples", "time"]:
+    for column in [*shown, "examples", "steps/s", "time"]:
         table.add_column(column, justify="right", no_wrap=True)
     for law, rows in laws.items():
         table.add_row(
@@ -172,6 +172,7 @@ def _summary(result: Result, printer: Printer) -> None:
             "safety" if rows[0].level is Level.SAFETY else "robust",
             *(_cell(counts[law][column], _STYLES[_COLUMNS[column][0]]) for column in shown),
             str(_once_a_subject(rows, lambda row: row.examples)),
+            _rate(rows),
             f"{_once_a_subject(rows, lambda row: row.seconds):.1f}s",
         )
     printer.table(table)
@@ -191,6 +192,12 @@ def _subjects_by_column(rows: list[Row]) -> dict[str, int]:
 def _once_a_subject(rows: list[Row], number: Callable[[Row], float]) -> float:
     """The sum over subjects: the rows of one subject (its facets) share their examples and time."""
     return sum(max(map(number, rows)) for rows in _grouped(rows, lambda row: row.subject).values())
+
+
+def _rate(rows: list[Row]) -> str:
+    """Operations a second, for one unit of work at a time."""
+    seconds = _once_a_subject(rows, lambda row: row.exploring_seconds)
+    return f"{_once_a_subject(rows, lambda row: row.steps) / seconds:.0f}" if seconds else "-"
 
 
 def _cell(count: int, style: str) -> Text:

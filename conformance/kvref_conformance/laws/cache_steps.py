@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvref_conformance.laws.core import Event
@@ -63,7 +63,7 @@ class Group:
         return -(-tokens // size) + self.further_blocks
 
 
-@dataclass
+@dataclass(frozen=True)
 class Course:
     """How far a request is, as its cache manager was told."""
 
@@ -91,7 +91,6 @@ class Cache:
     arguments: dict[str, Any]
     shape: dict[str, Any]
     groups: list[Group]
-    requests: dict[str, Course] = field(default_factory=dict)
 
     @property
     def readable(self) -> bool:
@@ -107,7 +106,7 @@ class Cache:
         return [block for block in blocks if block != self.shape["null"]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Step:
     """An operation, the probes before and behind it, and the request as it was before."""
 
@@ -180,9 +179,21 @@ def cache_of(event: Event) -> Cache | None:
     return Cache(event["args"], event["outcome"]["value"], groups)
 
 
-def steps(events: list[Event]) -> Iterator[Step]:
+_LAST: dict[str, Any] = {}
+"""What was read last: all laws look at an example before there is another."""
+
+
+def steps(events: list[Event]) -> list[Step]:
     """Each operation on a cache that was made, its making included."""
+    if _LAST.get("events") is not events or _LAST["number"] != len(events):
+        _LAST.update(events=events, number=len(events), steps=list(_read(events)))
+    read: list[Step] = _LAST["steps"]
+    return read
+
+
+def _read(events: list[Event]) -> Iterator[Step]:
     cache: Cache | None = None
+    requests: dict[str, Course] = {}
     before: State | None = None
     for place, event in enumerate(events):
         op, arguments, outcome = event["op"], event["args"], event["outcome"]
@@ -190,39 +201,44 @@ def steps(events: list[Event]) -> Iterator[Step]:
             before = outcome.get("value")
             continue
         if op == "cache.create":
-            cache, before = cache_of(event), None
+            cache, requests, before = cache_of(event), {}, None
         if cache is None or not op.startswith("cache."):
             continue
         probe = events[place + 1] if place + 1 < len(events) else event
         after = probe["outcome"].get("value") if probe["op"] == "cache.state" else None
-        request = cache.requests.get(arguments.get("request", ""))
-        step = Step(op, arguments, outcome, cache, before, after, request)
+        name = arguments.get("request", "")
+        step = Step(op, arguments, outcome, cache, before, after, requests.get(name))
         yield step
-        follow(step)
+        if op == "cache.add":
+            requests[name] = Course(list(arguments["tokens"]))
+        elif step.request is not None:
+            requests[name] = behind(step, step.request)
         if op not in READING:
             before = None
 
 
-def follow(step: Step) -> None:
-    """Keep account of how far requests are."""
-    arguments, request = step.args, step.request
-    if step.op == "cache.add":
-        step.cache.requests[arguments["request"]] = Course(list(arguments["tokens"]))
-    if request is None:
-        return
+def behind(step: Step, request: Course) -> Course:
+    """How far a request is after a step."""
+    arguments = step.args
     if step.op == "cache.progress":
-        request.tokens = request.tokens + arguments["output"]
         less = request.in_flight - arguments["in_flight"]
-        request.stale = max(0, request.stale - max(0, less))
-        confirmed = request.confirmed
-        request.computed, request.in_flight = arguments["computed"], arguments["in_flight"]
-        again = confirmed == request.loaded and request.confirmed == confirmed - 1
-        if request.confirmed < confirmed and not again:
-            request.failed = True
+        there = replace(
+            request,
+            tokens=request.tokens + arguments["output"],
+            computed=arguments["computed"],
+            in_flight=arguments["in_flight"],
+            stale=max(0, request.stale - max(0, less)),
+        )
+        before = replace(request, stale=there.stale).confirmed
+        again = before == request.loaded and there.confirmed == before - 1
+        return replace(there, failed=request.failed or (there.confirmed < before and not again))
     if step.op == "cache.free":
-        request.stale, request.computed, request.loaded = request.in_flight, 0, 0
-        request.failed = False
+        return replace(request, stale=request.in_flight, computed=0, loaded=0, failed=False)
     if step.allocated:
-        request.encoder = max(request.encoder, arguments.get("encoder", 0))
-        request.loaded = max(request.loaded, step.start if step.args.get("hit") else 0)
-        request.computed = step.start
+        return replace(
+            request,
+            encoder=max(request.encoder, arguments.get("encoder", 0)),
+            loaded=max(request.loaded, step.start if arguments.get("hit") else 0),
+            computed=step.start,
+        )
+    return request

@@ -141,3 +141,13 @@ def test_the_readme_has_one_test_command_for_ci() -> None:
     # .ci/run takes it from there, so that what is documented is what is tested.
     readme = (ROOT / "README.md").read_text()
     assert len(re.findall(r"^python3\.11 -m venv .* && [^ ]*/pytest$", readme, re.MULTILINE)) == 1
+
+
+def test_the_reference_stays_compact() -> None:
+    """Logical lines, counted as Python's `ast` does: statements, without docstrings."""
+    statements = 0
+    for source in SOURCES["kvref"].rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            statements += isinstance(node, ast.stmt) and not docstring
+    assert 1_000 < statements < 3_000

@@ -383,3 +383,22 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase
+
+
+def test_a_million_blocks() -> None:
+    """What a call costs depends on the blocks it is about, not on the size of the pool."""
+    pool = make(10**6)
+    letters = [chr(ord("a") + place) for place in range(26)]
+    for letter in letters:
+        table = pool.get_new_blocks(8)
+        cache(pool, table, letter)
+        pool.free_blocks(table[::-1])
+    everything = pool.get_new_blocks(10**6 - 1)
+    assert (pool.get_num_free_blocks(), pool.get_usage()) == (0, 1.0)
+    assert NULL_BLOCK not in everything
+    assert len(set(everything)) == 10**6 - 1
+    assert not pool.get_index(0)
+    with pytest.raises(PoolExhaustedError):
+        pool.get_new_blocks(1)
+    pool.free_blocks(everything)
+    assert pool.get_num_free_blocks() == 10**6 - 1

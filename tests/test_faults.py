@@ -1,6 +1,9 @@
 """Each deliberate fault of the reference breaks the law it is meant for, and no other."""
 
 import io
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 
 import pytest
 from rich.console import Console
@@ -64,10 +67,9 @@ def test_the_reference_keeps_every_law() -> None:
     assert missing == {*plugins, "manager.copies-reported"}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_fault_breaks_exactly_its_law(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its area, that is: what the others say of each fault is for a longer run than this."""
-    monkeypatch.setitem(DEPTHS, "brief", BRIEF)
+def check_fault(fault: str) -> tuple[list[Row], list[Row]]:
+    """What is told of the law that the fault breaks, and of the others of its area."""
+    DEPTHS["brief"] = BRIEF
     law = LAWS[FAULTS[fault]]
     others = tuple(other.id for other in LAWS.values() if law in (other, ANSWERS) or other.area == law.area)
     in_cache = law.area in CACHE_AREAS or law.id in SHOWN_BY
@@ -77,13 +79,32 @@ def test_fault_breaks_exactly_its_law(fault: str, monkeypatch: pytest.MonkeyPatc
     beside = tuple(other for other in fast if other != law.id)
     if law.area in CACHE_AREAS:
         # One machine feeds them all.
-        rows = check(fault, Options(laws=(law.id, *beside), jobs=2, subjects=subjects))[0].rows
-        judged = [row for row in rows if row.law == law.id]
-        left_alone = [row for row in rows if row.law != law.id]
-    else:
-        own = Options(laws=(law.id,), jobs=2, subjects=subjects)
-        rest = Options(laws=beside, depth="brief", jobs=2)
-        judged, left_alone = (result.rows for result in check(fault, own, rest))
+        rows = check(fault, Options(laws=(law.id, *beside), subjects=subjects))[0].rows
+        return [row for row in rows if row.law == law.id], [row for row in rows if row.law != law.id]
+    own = Options(laws=(law.id,), subjects=subjects)
+    judged, left_alone = check(fault, own, Options(laws=beside, depth="brief"))
+    return judged.rows, left_alone.rows
+
+
+Checks = dict[str, Future[tuple[list[Row], list[Row]]]]
+
+
+@pytest.fixture(scope="module")
+def checks(request: pytest.FixtureRequest) -> Iterator[Checks]:
+    """The checks of all faults that were asked for, as many at a time as there are processors."""
+    asked = [item.callspec.params["fault"] for item in request.session.items if "checks" in item.fixturenames]
+    pool = ProcessPoolExecutor(os.cpu_count())
+    try:
+        yield {fault: pool.submit(check_fault, fault) for fault in asked}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_breaks_exactly_its_law(fault: str, checks: Checks) -> None:
+    """Of its area, that is: what the others say of each fault is for a longer run than this."""
+    law = LAWS[FAULTS[fault]]
+    judged, left_alone = checks[fault].result()
     broken = [row for row in judged if row.status is Status.BROKEN]
     assert {row.law for row in broken} == {law.id}
     assert all(row.program and row.trace for row in broken)

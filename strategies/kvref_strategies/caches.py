@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
 
 from kvref.target import CacheGroup, SpecClassInfo
 from kvref_strategies.engine import CHOICES, STRAIGHT, Engine, Setup
 from kvref_strategies.specs import class_info, declares, judged, minimal, missing_menu
-from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+from kvref_strategies.workload import Description, Draw, Machine, Stage, Subjects, Workload
 
 KINDS = (
     "FullAttentionSpec",
@@ -37,12 +38,6 @@ BLOCK_SIZES = [2, 4]
 
 WINDOWS = [4, 2, 3, 6, 9]
 """Tokens."""
-
-
-MOST_CHOICES = 100
-"""Of an engine that goes on as it likes."""
-
-CHOICE_BYTES = 4
 
 
 def kind_of(info: SpecClassInfo) -> str | None:
@@ -180,18 +175,18 @@ def memory_of(stage: Stage, setup: Setup, group: CacheGroup) -> int | None:
     return -(-int(told["value"]) // int(built["value"]["page_size_bytes"]))
 
 
-def go_on(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """An engine that goes on as it likes.
+class CacheMachine(Machine):
+    """An engine that goes on as it likes."""
 
-    All its choices are one draw: Hypothesis takes as long for one as an engine for several steps.
-    """
-    setup = setups(draw, description, subject)
-    memory_of(stage, setup, setup.groups[0])
-    engine = Engine(stage, setup, description["parts"])
-    length = CHOICE_BYTES * draw(st.integers(0, MOST_CHOICES))
-    choices = draw(st.binary(min_size=length, max_size=length))
-    for place in range(0, length, CHOICE_BYTES):
-        engine.go_on(int.from_bytes(choices[place : place + CHOICE_BYTES]))
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        setup = setups(data.draw, self.description, self.subject)
+        memory_of(self.stage, setup, setup.groups[0])
+        self.engine = Engine(self.stage, setup, self.description["parts"])
+
+    @rule(choice=st.integers(0, CHOICES - 1))
+    def go_on(self, choice: int) -> None:
+        self.engine.go_on(choice)
 
 
 def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -265,7 +260,7 @@ WORKLOADS = [
         "cache.machine",
         _PARTS,
         cache_subjects,
-        go_on,
+        CacheMachine,
         weight=0.5,
         unobserved=_UNOBSERVED,
     ),

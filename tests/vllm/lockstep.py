@@ -132,13 +132,20 @@ class Lockstep:
         one, other = ours["value"], theirs["value"]
         if name == "state":
             return self.names.differing(one, other)
-        told = {"create": shape, "lookup": hit, "allocate": allocation}.get(name, {"take_events": events}.get(name, plain))
-        pairs = zip(told(one).items(), told(other).values(), strict=True)
-        return [(facet, a, b) for (facet, a), b in pairs if a != b]
+        told = TOLD.get(name, whole)
+        # Who has no room tells less.
+        pairs = zip(told(one).items(), told(other).values(), strict=False)
+        found = [(facet, a, b) for (facet, a), b in pairs if a != b]
+        # What else follows from where the ways part.
+        return [each for each in found if each[0] in STEERING][:1] or found
 
 
-def plain(value: Any) -> dict[str, Any]:
-    return {"answer": len(value) if isinstance(value, list) and value and not isinstance(value[0], int) else value}
+def whole(value: Any) -> dict[str, Any]:
+    return {"answer": value}
+
+
+def number(value: Any) -> dict[str, Any]:
+    return {"number": len(value)}
 
 
 def shape(value: Any) -> dict[str, Any]:
@@ -168,12 +175,19 @@ def nulls(tables: list[list[int]]) -> list[list[bool]]:
 
 def allocation(value: Any) -> dict[str, Any]:
     added = value["added"]
-    return {
-        "room": added is not None,
-        "added": None if added is None else nulls(added),
-        "needed": value["needed"],
-        "taken": len(value["taken"]),
-    }
+    if added is None:
+        return {"room": False}
+    return {"room": True, "added": nulls(added), "needed": value["needed"], "taken": len(value["taken"])}
+
+
+TOLD: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "create": shape,
+    "lookup": hit,
+    "allocate": allocation,
+    "take_new_block_ids": number,
+    "take_events": events,
+}
+"""What of an answer is compared, by operation; copies there are of vLLM alone."""
 
 
 class Names:

@@ -151,7 +151,7 @@ LISTED: dict[str, Callable[[Deviation], bool]] = {
     "loaded-state": loaded_state_not_counted,
     "window-of-the-last-token": window_of_the_last_token,
     "admission-cap": cap_less_what_is_found,
-    "key-given-again": key_given_again,
+    "state-key-again": key_given_again,
     "partial-keys": partial_keys,
     "state-key": key_by_position,
     "event-duplicates": duplicates_announced,

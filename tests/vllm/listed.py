@@ -129,7 +129,9 @@ def sinks_not_made(deviation: Deviation) -> bool:
 
 
 def fewer_than_none(deviation: Deviation) -> bool:
-    return deviation.facet == "needed" and "MambaSpec" in deviation.kinds and deviation.theirs < deviation.ours
+    return (
+        deviation.facet == "needed" and "MambaSpec" in deviation.kinds and deviation.theirs < deviation.ours
+    )
 
 
 def states_without_cap(deviation: Deviation) -> bool:
@@ -138,7 +140,9 @@ def states_without_cap(deviation: Deviation) -> bool:
     if deviation.facet != "caps" or deviation.setup is None:
         return False
     pairs = zip(deviation.setup.groups, deviation.ours, deviation.theirs, strict=True)
-    return all(one == other or (group.get("kind") == "MambaSpec" and other is None) for group, one, other in pairs)
+    return all(
+        one == other or (group.get("kind") == "MambaSpec" and other is None) for group, one, other in pairs
+    )
 
 
 def lookahead(deviation: Deviation) -> bool:
@@ -146,7 +150,48 @@ def lookahead(deviation: Deviation) -> bool:
     return eagle and deviation.facet == "tokens" and deviation.theirs < deviation.ours
 
 
-LISTED: dict[str, Callable[[Deviation], bool]] = {
+def _shared(deviation: Deviation) -> list[list[str]]:
+    """Groups that vLLM makes and the reference does not."""
+    if deviation.facet != "plan":
+        return []
+    return [group for group in deviation.theirs["groups"] if group not in deviation.ours["groups"]]
+
+
+def _classes(deviation: Deviation) -> dict[str, str]:
+    return {name: spec["class"] for name, spec in deviation.arguments.get("layers", {}).items()}
+
+
+def windows_as_full(deviation: Deviation) -> bool:
+    classes = _classes(deviation)
+    together = any(
+        {"MLAAttentionSpec", "SlidingWindowSpec"} <= {classes[name] for name in group}
+        for group in _shared(deviation)
+    )
+    return together and {*deviation.theirs["managers"].values()} == {"FullAttentionManager"}
+
+
+def several_managers(deviation: Deviation) -> bool:
+    return any(len({deviation.ours["managers"][name] for name in group}) > 1 for group in _shared(deviation))
+
+
+def several_classes(deviation: Deviation) -> bool:
+    classes = _classes(deviation)
+    return any(len({classes[name] for name in group}) > 1 for group in _shared(deviation))
+
+
+def hidden_states_last(deviation: Deviation) -> bool:
+    return deviation.facet == "plan" and {"HiddenStateCacheSpec"} < {*_classes(deviation).values()}
+
+
+def padded_first(deviation: Deviation) -> bool:
+    if deviation.facet != "plan":
+        return False
+    rest = [{**each, "block_sizes": None} for each in (deviation.ours, deviation.theirs)]
+    sizes = [each["block_sizes"] for each in (deviation.ours, deviation.theirs)]
+    return rest[0] == rest[1] and all(sizes[0][name] >= sizes[1][name] for name in sizes[0])
+
+
+CACHE: dict[str, Callable[[Deviation], bool]] = {
     "loaded-not-returned": loaded_not_returned,
     "loaded-state": loaded_state_not_counted,
     "window-of-the-last-token": window_of_the_last_token,
@@ -162,8 +207,19 @@ LISTED: dict[str, Callable[[Deviation], bool]] = {
     "state-cap": states_without_cap,
     "lookahead": lookahead,
 }
-"""By id; the first that knows a deviation has it."""
+"""Those that caches show, by id; the first that knows a deviation has it."""
+
+PLANS: dict[str, Callable[[Deviation], bool]] = {
+    "full-fallback": windows_as_full,
+    "one-manager": several_managers,
+    "plan-order": several_classes,
+    "hidden-states": hidden_states_last,
+    "padding": padded_first,
+}
+"""Those that plans show."""
 
 
 def listed(deviation: Deviation) -> str | None:
-    return next((name for name, known in LISTED.items() if known(deviation)), None)
+    """The id of the difference that a deviation comes of, if it is of any."""
+    known = CACHE if deviation.setup else PLANS
+    return next((name for name, is_so in known.items() if is_so(deviation)), None)

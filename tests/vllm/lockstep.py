@@ -119,7 +119,10 @@ class Lockstep:
         if name == "progress":
             told = self.requests[arguments["request"]]
             self.requests[arguments["request"]] = Told(
-                told.tokens + len(arguments["output"]), told.prompt, arguments["computed"], arguments["in_flight"]
+                told.tokens + len(arguments["output"]),
+                told.prompt,
+                arguments["computed"],
+                arguments["in_flight"],
             )
         if name == "lookup":
             self.hits[arguments["request"]] = theirs.get("value")
@@ -190,6 +193,43 @@ TOLD: dict[str, Callable[[Any], dict[str, Any]]] = {
 """What of an answer is compared, by operation; copies there are of vLLM alone."""
 
 
+class Plans:
+    """A stage that has each plan made by both."""
+
+    def __init__(self, ours: Perform, theirs: Perform) -> None:
+        self.ours, self.theirs = ours, theirs
+        self.compared = Counter[str]()
+        self.deviations: list[Deviation] = []
+
+    def fresh(self, *flags: str) -> None:
+        raise NotImplementedError
+
+    def perform(self, operation: str, /, **arguments: Any) -> Outcome:
+        ours, theirs = self.ours(operation, arguments), self.theirs(operation, arguments)
+        self.compared[operation] += 1
+        facet, one, other = operation, ours.get("value"), theirs.get("value")
+        if ("value" in ours) != ("value" in theirs):
+            facet, one, other = "refused", ours.get("error"), theirs.get("error") or theirs.get("died")
+        elif "value" in ours and operation.startswith("planner."):
+            facet, one, other = "plan", plan(one), plan(other)
+        elif operation == "specs.build":
+            one, other = (facts and facts["page_size_bytes"] for facts in (one, other))
+        if one != other:
+            self.deviations.append(Deviation(facet, operation, arguments, one, other))
+        return ours
+
+
+def plan(value: Any) -> dict[str, Any]:
+    layers = {layer["name"]: layer for group in value["groups"] for layer in group["layers"]}
+    return {
+        "groups": sorted(sorted(layer["name"] for layer in group["layers"]) for group in value["groups"]),
+        "managers": {name: layer["manager"] for name, layer in layers.items()},
+        "block_sizes": {name: layer["spec"]["fields"]["block_size"] for name, layer in layers.items()},
+        "pages": {name: layer["spec"]["page_size_bytes"] for name, layer in layers.items()},
+        "num_blocks": value.get("num_blocks"),
+    }
+
+
 class Names:
     """What blocks and keys of the reference are called by vLLM."""
 
@@ -199,7 +239,9 @@ class Names:
 
     def differing(self, ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, Any, Any]]:
         """In what two states differ; if in nothing, the names are those of these states."""
-        tables = [{name: nulls(groups) for name, groups in state["tables"].items()} for state in (ours, theirs)]
+        tables = [
+            {name: nulls(groups) for name, groups in state["tables"].items()} for state in (ours, theirs)
+        ]
         found = [("free_count", ours["free_count"], theirs["free_count"])]
         found.append(("tables", *tables))
         found = [each for each in found if each[1] != each[2]]
@@ -218,7 +260,10 @@ class Names:
         keyed = [[str(block) in state["keys"] for block in state["free"]] for state in (ours, theirs)]
         if len(ours["free"]) != len(theirs["free"]):
             return [("free", len(ours["free"]), len(theirs["free"]))]
-        held = [{a: ours["refs"][a] for a in pairs if a}, {a: theirs["refs"][b] for a, b in pairs.items() if a}]
+        held = [
+            {a: ours["refs"][a] for a in pairs if a},
+            {a: theirs["refs"][b] for a, b in pairs.items() if a},
+        ]
         if held[0] != held[1]:
             return [("refs", *held)]
         if keyed[0] != keyed[1]:
@@ -230,8 +275,17 @@ class Names:
                 return [("keys", {a: one}, {b: other})]
             known = {names[key] for key in one if key in names}
             if not known <= {*other}:
-                return [("order" if a in ours["free"] else "keys", {a: [names.get(key) for key in one]}, {b: other})]
-            new, theirs_new = [key for key in one if key not in names], [key for key in other if key not in known]
+                return [
+                    (
+                        "order" if a in ours["free"] else "keys",
+                        {a: [names.get(key) for key in one]},
+                        {b: other},
+                    )
+                ]
+            new, theirs_new = (
+                [key for key in one if key not in names],
+                [key for key in other if key not in known],
+            )
             for key in new:
                 same = [each for each in theirs_new if group_of(each) == group_of(key)]
                 if len([each for each in new if group_of(each) == group_of(key)]) == 1 == len(same):

@@ -59,11 +59,12 @@ def window_of_the_last_token(deviation: Deviation) -> bool:
 def loaded_state_not_counted(deviation: Deviation) -> bool:
     if not _loads(deviation) or "MambaSpec" not in deviation.kinds:
         return False
+    too_many = _found(deviation) > 0
     match deviation.facet:
         case "needed":
-            return bool(deviation.ours > deviation.theirs)
+            return bool(deviation.ours > deviation.theirs or too_many)
         case "room":
-            return not deviation.ours
+            return bool(not deviation.ours or too_many)
         case "refused":
             return deviation.ours is None and "free blocks" in deviation.theirs["message"]
     return False
@@ -171,7 +172,9 @@ def windows_as_full(deviation: Deviation) -> bool:
 
 
 def several_managers(deviation: Deviation) -> bool:
-    return any(len({deviation.ours["managers"][name] for name in group}) > 1 for group in _shared(deviation))
+    managers = deviation.ours["managers"] if deviation.facet == "plan" else {}
+    known = [{managers[name] for name in group if name in managers} for group in _shared(deviation)]
+    return any(len(each) > 1 for each in known)
 
 
 def several_classes(deviation: Deviation) -> bool:
@@ -188,7 +191,7 @@ def padded_first(deviation: Deviation) -> bool:
         return False
     rest = [{**each, "block_sizes": None} for each in (deviation.ours, deviation.theirs)]
     sizes = [each["block_sizes"] for each in (deviation.ours, deviation.theirs)]
-    return rest[0] == rest[1] and all(sizes[0][name] >= sizes[1][name] for name in sizes[0])
+    return rest[0] == rest[1] and all(size >= sizes[1][name] for name, size in sizes[0].items())
 
 
 CACHE: dict[str, Callable[[Deviation], bool]] = {

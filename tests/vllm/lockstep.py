@@ -207,13 +207,13 @@ class Plans:
     def perform(self, operation: str, /, **arguments: Any) -> Outcome:
         ours, theirs = self.ours(operation, arguments), self.theirs(operation, arguments)
         self.compared[operation] += 1
-        facet, one, other = operation, ours.get("value"), theirs.get("value")
+        facet, one, other = operation, None, None
         if ("value" in ours) != ("value" in theirs):
             facet, one, other = "refused", ours.get("error"), theirs.get("error") or theirs.get("died")
         elif "value" in ours and operation.startswith("planner."):
-            facet, one, other = "plan", plan(one), plan(other)
-        elif operation == "specs.build":
-            one, other = (facts and facts["page_size_bytes"] for facts in (one, other))
+            facet, one, other = "plan", plan(ours["value"]), plan(theirs["value"])
+        elif "value" in ours and operation == "specs.build":
+            one, other = (outcome["value"]["page_size_bytes"] for outcome in (ours, theirs))
         if one != other:
             self.deviations.append(Deviation(facet, operation, arguments, one, other))
         return ours

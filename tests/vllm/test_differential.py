@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import differences
@@ -26,10 +26,10 @@ from kvref_strategies.engine import CHOICES, Engine
 from kvref_strategies.workload import Description
 
 DOCUMENT = differences.load()
-EXAMPLES = {"MambaSpec": 240, "SlidingWindowSpec": 120}
+EXAMPLES = {"MambaSpec": 120, "SlidingWindowSpec": 80}
 """More where differences are rare."""
 
-FEWEST = 40
+FEWEST = 30
 STEPS = 60
 """Choices of an engine in an example, each of some operations."""
 
@@ -110,7 +110,11 @@ def compare_caches(ours: Target, theirs: Target, subject: str, examples: int) ->
     description: Description = {**ours.description, "capabilities": capabilities}
 
     def example(data: st.DataObject) -> None:
-        setup = caches.setups(data.draw, description, subject)
+        ahead, tight = data.draw(st.booleans()), data.draw(st.booleans())
+        setup = caches.setups(data.draw, description, subject, reads_ahead=ahead)
+        if tight:
+            # Where there is little room it shows what is counted.
+            setup = replace(setup, num_blocks=min(setup.num_blocks, 12), whole=True)
         choices = random.Random(data.draw(st.integers(0, CHOICES)))
         stage = Lockstep(ours.perform, theirs.perform, setup)
         try:

@@ -20,20 +20,23 @@ from lockstep import Deviation, Lockstep, Parted, Perform, Plans
 from running import PYTHON
 
 from kvref_conformance.session import Session
+from kvref_conformance.stage import answer
+from kvref_conformance.targets.reference.target import ReferenceTarget
 from kvref_conformance.worker import Worker, running_hosts
 from kvref_strategies import caches, models
 from kvref_strategies.engine import CHOICES, Engine
 from kvref_strategies.workload import Description
 
 DOCUMENT = differences.load()
-EXAMPLES = {"MambaSpec": 120, "SlidingWindowSpec": 80}
+EXAMPLES = {"MambaSpec": 200, "ChunkedLocalAttentionSpec": 60}
 """More where differences are rare."""
 
-FEWEST = 30
+FEWEST = 25
 STEPS = 60
 """Choices of an engine in an example, each of some operations."""
 
-PLANNED = 24
+PLANNED = {"latent attention with a draft": 60}
+FEWEST_PLANNED = 20
 """Examples of a family of models."""
 
 
@@ -91,6 +94,13 @@ def reference() -> Iterator[Target]:
         yield target
 
 
+@pytest.fixture(scope="module")
+def reference_here(reference: Target) -> Target:
+    """In this process, where answers come sooner; for caches alone, which change nothing else in it."""
+    here = ReferenceTarget()
+    return replace(reference, perform=lambda operation, arguments: answer(here, operation, arguments))
+
+
 def drawn(examples: int, example: Callable[[st.DataObject], None]) -> None:
     """So many examples, the same ones each time."""
     every = settings(
@@ -113,8 +123,9 @@ def compare_caches(ours: Target, theirs: Target, subject: str, examples: int) ->
         ahead, tight = data.draw(st.booleans()), data.draw(st.booleans())
         setup = caches.setups(data.draw, description, subject, reads_ahead=ahead)
         if tight:
-            # Where there is little room it shows what is counted.
-            setup = replace(setup, num_blocks=min(setup.num_blocks, 12), whole=True)
+            # Where there is little room, and much is loaded, it shows what is counted.
+            loads = setup.max_encoder_tokens == 0
+            setup = replace(setup, num_blocks=min(setup.num_blocks, 12), whole=True, loads=loads)
         choices = random.Random(data.draw(st.integers(0, CHOICES)))
         stage = Lockstep(ours.perform, theirs.perform, setup)
         try:
@@ -137,17 +148,17 @@ def compare_plans(ours: Target, theirs: Target, family: str) -> Seen:
         models.plans(data.draw, stage, ours.description, family)
         seen.note(stage)
 
-    drawn(PLANNED, example)
+    drawn(PLANNED.get(family, FEWEST_PLANNED), example)
     return seen
 
 
 @pytest.fixture(scope="module")
-def seen_of_caches(reference: Target, vllm: Target) -> dict[str, Seen]:
+def seen_of_caches(reference_here: Target, vllm: Target) -> dict[str, Seen]:
     """By the class of layers that there is a cache for."""
-    known = caches.cache_subjects(reference.description).items()
+    known = caches.cache_subjects(reference_here.description).items()
     subjects = [name for name, reason in known if reason is None and name in vllm.classes]
     return {
-        subject: compare_caches(reference, vllm, subject, EXAMPLES.get(subject, FEWEST))
+        subject: compare_caches(reference_here, vllm, subject, EXAMPLES.get(subject, FEWEST))
         for subject in subjects
     }
 
@@ -187,14 +198,14 @@ def test_every_listed_difference_of_caches_is_there(seen_of_caches: dict[str, Se
 def test_much_is_compared(seen_of_caches: dict[str, Seen]) -> None:
     """For each class thousands of operations; what cannot be made is compared once an example."""
     assert len(seen_of_caches) == 9
-    few = {subject for subject, seen in seen_of_caches.items() if seen.compared < 4000}
+    few = {subject for subject, seen in seen_of_caches.items() if seen.compared < 3000}
     assert few == {"SinkFullAttentionSpec"}
 
 
 def test_plans_differ_as_listed_alone(seen_of_plans: dict[str, Seen]) -> None:
     assert [seen.shortest() for seen in seen_of_plans.values() if seen.unlisted] == []
     assert {*PLANS} - {name for seen in seen_of_plans.values() for name in seen.known} == set()
-    assert min(seen.compared for seen in seen_of_plans.values()) >= 2 * PLANNED
+    assert min(seen.compared for seen in seen_of_plans.values()) >= 2 * FEWEST_PLANNED
 
 
 @pytest.mark.parametrize(

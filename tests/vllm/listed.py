@@ -72,7 +72,7 @@ def loaded_state_not_counted(deviation: Deviation) -> bool:
 
 def cap_less_what_is_found(deviation: Deviation) -> bool:
     capped = deviation.kinds & (FORGETFUL - {"MambaSpec"})
-    asked = deviation.arguments.get("whole") and _found(deviation) > 0
+    asked = deviation.arguments.get("whole") and (_found(deviation) > 0 or _loads(deviation))
     return deviation.facet == "room" and not deviation.ours and bool(asked and capped)
 
 

@@ -223,3 +223,19 @@ def test_groups_are_asked_again_when_others_can_serve_less(order: tuple[int, ...
     tables, hit = manager.get_computed_blocks(Request("b", range(32), BlockHasher(4)))
     assert hit == 8
     assert list(tables.blocks) == [[0, table[1]] for table in manager.get_block_ids("a")]
+
+
+def test_no_key_is_given_for_lookahead_where_no_hit_ends_yet() -> None:
+    """Blocks of 2 tokens, and hits that are multiples of 4: one block serves none, three serve one."""
+    for tokens, keys in ((2, 0), (3, 0), (4, 2 + 1), (6, 3 + 1)):
+        manager = KVCacheManager(
+            config([full(2), full(4)], eagle=[0]),
+            400,
+            scheduler_block_size=4,
+            hash_block_size=2,
+            use_eagle=True,
+        )
+        request = Request("r", [0] * tokens, BlockHasher(2))
+        assert manager.allocate_slots(request, tokens) is not None
+        pool = manager.block_pool
+        assert sum(len(pool.get_keys(block)) for block in range(pool.num_gpu_blocks)) == keys

@@ -220,9 +220,10 @@ class SingleTypeKVCacheManager:
         start = self.num_cached_block.get(request.request_id, 0)
         if not self.enable_caching or start >= num_tokens // self.block_size:
             return
-        full = min(num_tokens, self._aligned(num_tokens) + self._num_blocks_ahead * self.block_size)
-        full //= self.block_size
-        if start >= full:
+        aligned = self._aligned(num_tokens)
+        full = min(num_tokens, aligned + self._num_blocks_ahead * self.block_size) // self.block_size
+        # Where there is no hit yet, there is none to look ahead from.
+        if not aligned or start >= full:
             return
         self.block_pool.cache_full_blocks(
             request,

@@ -1,0 +1,46 @@
+"""Where the reference differs from vLLM: docs/differences.toml, and the page that is made of it.
+
+python tests/differences.py > docs/differences.md
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+_HEAD = """# Where the reference differs from vLLM
+
+Made of `differences.toml` by `python tests/differences.py > docs/differences.md`: change that, not this page.
+
+The reference uses vLLM's names, and does what vLLM 0.32.0 does, but for the following. Each difference is on
+purpose. That there are no others is tested: `tests/vllm/test_differential.py` has both do the same, and knows
+every deviation by one of these. Those marked with * it must have seen; of the others laws and our tests tell.
+
+| where | vLLM 0.32.0 | the reference | why |
+|---|---|---|---|
+"""
+
+
+def load() -> dict[str, Any]:
+    return tomllib.loads((DOCS / "differences.toml").read_text(encoding="utf-8"))
+
+
+def page(document: dict[str, Any]) -> str:
+    rows = [
+        f"| {each['where']}{'*' if 'seen' in each else ''} | {each['vllm']} | {each['reference']} "
+        f"| {_why(each)} |\n"
+        for each in document["difference"]
+    ]
+    return f"{_HEAD}{''.join(rows)}\nNot there: {document['not_there'].strip()}.\n"
+
+
+def _why(difference: dict[str, Any]) -> str:
+    laws = ", ".join(f"`{law}`" for law in difference.get("laws", ()))
+    return f"{difference['why']} ({laws})" if laws else str(difference["why"])
+
+
+if __name__ == "__main__":
+    print(page(load()), end="")

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
+from typing import Any
 
-from kvref.errors import InvalidConfigError
+from kvref.errors import (
+    InvalidConfigError,
+    InvalidSpecError,
+    PoolExhaustedError,
+    SpecKindError,
+    UnregisteredSpecError,
+)
 from kvref.managers import SingleTypeKVCacheManager
 from kvref.managers.base import Slots
-from kvref.planning import KVCacheConfig, get_manager_for_kv_cache_spec
+from kvref.planning import KVCacheConfig, KVCacheGroupSpec, get_manager_for_kv_cache_spec
 from kvref.pool import BlockPool
 from kvref.request import Request
 from kvref.specs import MemoryLimits
@@ -67,8 +74,8 @@ class KVCacheCoordinator:
             kv_cache_config.num_blocks, enable_caching, hash_block_size, enable_kv_cache_events
         )
         self.single_type_managers: tuple[SingleTypeKVCacheManager, ...] = tuple(
-            get_manager_for_kv_cache_spec(
-                group.kv_cache_spec,
+            _make_manager(
+                group,
                 block_pool=self.block_pool,
                 enable_caching=enable_caching,
                 kv_cache_group_id=place,
@@ -78,13 +85,12 @@ class KVCacheCoordinator:
             )
             for place, group in enumerate(groups)
         )
-        uncacheable = [
-            type(manager).__name__ for manager in self.single_type_managers if not manager.prefix_cacheable
-        ]
-        if enable_caching and uncacheable:
-            raise InvalidConfigError(
-                f"{', '.join(uncacheable)} cannot cache prefixes: switch prefix caching off for this model"
-            )
+        for manager, group in zip(self.single_type_managers, groups, strict=True):
+            if enable_caching and not manager.prefix_cacheable:
+                raise InvalidConfigError(
+                    f"{type(manager).__name__} of the group of {_names(group)} cannot cache prefixes: switch "
+                    "prefix caching off for this model"
+                )
 
     def has_blocks(self, request_id: str) -> bool:
         """Whether the request has tables, be they empty."""
@@ -233,17 +239,35 @@ def get_kv_cache_coordinator(
     )
 
 
+def _make_manager(group: KVCacheGroupSpec, **engine: Any) -> SingleTypeKVCacheManager:
+    try:
+        return get_manager_for_kv_cache_spec(group.kv_cache_spec, **engine)
+    except (
+        InvalidConfigError,
+        InvalidSpecError,
+        PoolExhaustedError,
+        SpecKindError,
+        UnregisteredSpecError,
+    ) as error:
+        raise type(error)(f"the group of {_names(group)}: {error}") from error
+
+
+def _names(group: KVCacheGroupSpec) -> str:
+    return ", ".join(group.layer_names) or "no layers"
+
+
 def _check_block_sizes(
     kv_cache_config: KVCacheConfig, scheduler_block_size: int, hash_block_size: int, enable_caching: bool
 ) -> None:
     if scheduler_block_size < 1 or hash_block_size < 1 or scheduler_block_size % hash_block_size:
+        everything = ", ".join(_names(group) for group in kv_cache_config.kv_cache_groups)
         raise InvalidConfigError(
             f"scheduler_block_size {scheduler_block_size} must be a multiple of hash_block_size "
-            f"{hash_block_size}, both at least 1"
+            f"{hash_block_size}, both at least 1 (layers: {everything or 'none'})"
         )
     for group in kv_cache_config.kv_cache_groups:
         block_size = group.kv_cache_spec.block_size
-        layers = ", ".join(group.layer_names)
+        layers = _names(group)
         if scheduler_block_size % block_size:
             raise InvalidConfigError(
                 f"scheduler_block_size {scheduler_block_size} must be a multiple of block_size {block_size} "

@@ -102,7 +102,15 @@ class KVCacheGroupSpec:
                 )
 
     def spec_of(self, layer_name: str) -> KVCacheSpec:
-        """The spec of one of the layers."""
+        """The spec of one of the layers.
+
+        Raises:
+            InvalidConfigError: it is none of them.
+        """
+        if layer_name not in self.layer_names:
+            raise InvalidConfigError(
+                f"layer {layer_name!r} is not in the group of {', '.join(self.layer_names) or 'no layers'}"
+            )
         spec = self.kv_cache_spec
         return spec.kv_cache_specs[layer_name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
 
@@ -126,7 +134,11 @@ class KVCacheConfig:
         object.__setattr__(self, "kv_cache_tensors", tuple(self.kv_cache_tensors))
         object.__setattr__(self, "kv_cache_groups", tuple(self.kv_cache_groups))
         if self.num_blocks < 1:
-            raise InvalidConfigError(f"num_blocks must be at least 1, the null block, not {self.num_blocks}")
+            names = ", ".join(name for group in self.kv_cache_groups for name in group.layer_names)
+            raise InvalidConfigError(
+                f"num_blocks must be at least 1, the null block, not {self.num_blocks} "
+                f"(layers: {names or 'none'})"
+            )
         groups = {name: group for group in self.kv_cache_groups for name in group.layer_names}
         _check_names("groups", [name for group in self.kv_cache_groups for name in group.layer_names])
         if not self.kv_cache_tensors:
@@ -262,8 +274,9 @@ def get_kv_cache_groups(
     if composite is not None and len({KVCacheSpecRegistry.get_manager_class(s) for s in specs.values()}) == 1:
         return [KVCacheGroupSpec(tuple(specs), composite)]
     if disable_hybrid_kv_cache_manager:
-        names = ", ".join(sorted({type(spec).__name__ for spec in specs.values()}))
-        raise InvalidConfigError(f"layers with {names} need several groups, which are disabled")
+        first = {type(spec).__name__: name for name, spec in reversed(specs.items())}
+        named = ", ".join(f"{kind} (layer {name!r})" for kind, name in sorted(first.items()))
+        raise InvalidConfigError(f"layers with {named} need several groups, which are disabled")
     specs = unify_kv_cache_spec_page_size(specs)
     buckets = _mergeable(specs)
     smallest, largest = min(map(len, buckets)), max(map(len, buckets))
@@ -350,16 +363,19 @@ def get_kv_cache_configs(
     num_blocks = 1
     if groups:
         block_bytes = [sum(page for page, _ in own) for own in pages]
-        budgets = [(memory, of) for memory, of in zip(available_memory, block_bytes, strict=True) if of]
-        num_blocks = min(memory // of for memory, of in budgets)
+        num_blocks, worker = min(
+            (available_memory[place] // of, place) for place, of in enumerate(block_bytes) if of
+        )
+        why = f"has {available_memory[worker]} bytes, room for"
         if num_gpu_blocks_override is not None:
-            num_blocks = num_gpu_blocks_override
+            num_blocks, why = num_gpu_blocks_override, "gets by num_gpu_blocks_override"
         needed = 1 + sum(_num_blocks_of_request(group.kv_cache_spec, limits) for group in groups)
         if num_blocks < needed:
             raise InvalidConfigError(
-                f"{num_blocks} blocks are too few for a request of max_model_len {limits.max_model_len}: "
-                f"it needs {needed} with the null block, {needed * max(block_bytes)} bytes on a worker; give "
-                "more memory, or lower max_model_len"
+                f"worker {worker} with the layers {', '.join(kv_cache_specs[worker])} {why} {num_blocks} "
+                f"blocks, too few for a request of max_model_len {limits.max_model_len}: it needs {needed} "
+                f"with the null block, {needed * block_bytes[worker]} bytes on this worker; give more "
+                "memory, or lower max_model_len"
             )
     return [
         KVCacheConfig(num_blocks, [KVCacheTensor(num_blocks * page, names) for page, names in own], plan)

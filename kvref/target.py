@@ -22,12 +22,16 @@ from typing import Any, Literal, NotRequired, Protocol, TypeAlias, TypedDict
 
 __all__ = [
     "Allocation",
+    "BlockSizes",
     "CacheEvent",
     "CacheGroup",
     "CachePart",
     "CacheShape",
     "CacheState",
     "Call",
+    "Capacity",
+    "CapacityReport",
+    "Constructed",
     "Content",
     "ContentItem",
     "Copy",
@@ -62,6 +66,7 @@ __all__ = [
     "Target",
     "Twins",
     "Unpickled",
+    "WorkerLayers",
     "perform",
 ]
 
@@ -295,6 +300,55 @@ class SizedPlan(Plan):
     storage: dict[str, Storage]
 
 
+class WorkerLayers(TypedDict):
+    """What one of several workers has: the layers that run on it, and bytes for them."""
+
+    layers: dict[str, SpecDescriptor]
+    memory: int
+
+
+class BlockSizes(TypedDict):
+    """A plan, and the block sizes, in tokens, that an engine of it works with."""
+
+    groups: list[PlannedGroup]
+    scheduler_block_size: int
+    """Cache hits are multiples of it."""
+    hash_block_size: int
+    """From one hash of a request to the next."""
+    said: list[str]
+    """What the implementation told the user meanwhile, by warnings and by lines of a log that is on."""
+
+
+class Constructed(TypedDict):
+    """The block sizes that a cache manager works with, by the name of the object that has them.
+
+    What an object does not show is left out.
+    """
+
+    scheduler_block_size: dict[str, int] | None
+    """None where a cache manager is not told it."""
+    hash_block_size: dict[str, int]
+
+
+class Capacity(TypedDict):
+    """What an implementation tells its user of a plan."""
+
+    max_concurrency: float
+    """How many requests of the longest length run at once."""
+    num_tokens: NotRequired[int]
+    """Tokens of that many requests."""
+
+
+class CapacityReport(TypedDict):
+    """What is told of a plan, by who is asked: workers and scheduler may have different views of it."""
+
+    num_blocks: int
+    """Of the plan, the null block included."""
+    blocks_per_request: list[int]
+    """The most that a request of the longest length holds of each group, as its spec says."""
+    told: dict[str, Capacity]
+
+
 class PoolShape(TypedDict):
     """What a new pool says of blocks that nobody is ever given."""
 
@@ -511,6 +565,13 @@ class RegistryPart(Protocol):
         """
         ...
 
+    def substitute(self, spec_class: str, substitute: str | None) -> None:
+        """Have layers that declare a class planned as another that derives from it; None undoes that.
+
+        Only asked of a target that declares the capability `override`.
+        """
+        ...
+
     def uniform(self, specs: Sequence[SpecDescriptor]) -> bool:
         """`is_uniform_with_collection`, asked of the first spec about all of them, as a planner asks it."""
         ...
@@ -542,6 +603,37 @@ class PlannerPart(Protocol):
         max_in_flight_tokens: int,
     ) -> SizedPlan:
         """Do all that is done for one worker at start, which has `memory` bytes; the limits are in tokens."""
+        ...
+
+    def workers(
+        self, workers: Sequence[WorkerLayers], max_model_len: int, max_in_flight_tokens: int
+    ) -> list[SizedPlan]:
+        """The same for several workers of one engine; a layer that some of them have is the same layer."""
+        ...
+
+    def block_sizes(self, layers: Mapping[str, SpecDescriptor], enable_caching: bool) -> BlockSizes:
+        """Group the layers, and resolve the block sizes that an engine then works with."""
+        ...
+
+    def construct(
+        self,
+        layers: Mapping[str, SpecDescriptor],
+        enable_caching: bool,
+        scheduler_block_size: int,
+        hash_block_size: int,
+    ) -> Constructed:
+        """Group the layers, and make a cache manager that is to work with these block sizes."""
+        ...
+
+    def capacity(
+        self,
+        layers: Mapping[str, SpecDescriptor],
+        memory: int,
+        max_model_len: int,
+        max_in_flight_tokens: int,
+        backwards: bool,
+    ) -> CapacityReport:
+        """Plan as `config` does, perhaps list the groups backwards, and tell what that amounts to."""
         ...
 
 

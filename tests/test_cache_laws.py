@@ -214,10 +214,6 @@ def little_memory(events: list[Event]) -> None:
     events[1]["outcome"]["value"] = 1
 
 
-def not_made(events: list[Event]) -> None:
-    events[of(events, "cache.create")]["outcome"] = {"error": {"type": "TypeError", "message": "no"}}
-
-
 CHANGES: list[tuple[str, str, Callable[[list[Event]], None]]] = [
     ("manager.window-kept", "full", block_nulled),
     ("manager.window-kept", "window", block_nulled),
@@ -243,7 +239,6 @@ CHANGES: list[tuple[str, str, Callable[[list[Event]], None]]] = [
     ("events.replay", "full", stored_not_told),
     ("events.metadata", "full", other_block_size),
     ("spec.memory-covers-held", "full", little_memory),
-    ("registry.constructible", "full", not_made),
 ]
 
 

@@ -26,7 +26,6 @@ CACHE_AREAS = ("manager", "coordinator", "admission", "events")
 SHOWN_BY = {
     "manager.state-owned": "MambaSpec",
     "spec.memory-covers-held": "MambaSpec",
-    "registry.constructible": "CrossAttentionSpec",
     "manager.references": "FullAttentionSpec",
     "manager.written-owned": "FullAttentionSpec",
 }

@@ -155,7 +155,7 @@ def refusal(text: str, name: str = "kvref.toml") -> str:
         ),
         (
             "capabilities.override = false",
-            "kvref.toml:1: capabilities.override: leaves out registry.override: say",
+            "kvref.toml:1: capabilities.override: leaves out registry.override, registry.substitute: say",
         ),
         (
             "capabilities.page_scaling.X = 'cubic'",

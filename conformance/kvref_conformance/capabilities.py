@@ -61,7 +61,8 @@ CAPABILITIES = {
         Capability(
             "override",
             {"type": "boolean"},
-            "whether its registry has `override`; false leaves out what that has to do",
+            "whether its registry has `override`, and can put a class in the place of another; false leaves "
+            "out what that has to do",
         ),
         Capability(
             "own_tables",

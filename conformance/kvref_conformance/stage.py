@@ -11,6 +11,8 @@ from kvref.target import Outcome, Target, perform
 from kvref_conformance.results import Trace
 from kvref_conformance.session import Hosts, NotJudged, Session
 
+BLOCK_SIZES = ("scheduler_block_size", "hash_block_size")
+
 LONGEST_ANSWER = 16 * 1024 * 1024
 """Characters that an answer may have when written as JSON."""
 
@@ -58,13 +60,33 @@ def _is_answer(operation: str, value: Any) -> bool:
         case "planner.groups":
             return _is_plan(value)
         case "planner.config":
+            return _is_sized(value)
+        case "planner.workers":
+            return isinstance(value, list) and all(map(_is_sized, value))
+        case "planner.block_sizes":
             return (
-                _is_plan(value)
+                isinstance(value, dict)
+                and _is_plan({**value, "given": {}})
+                and all(isinstance(value.get(name), int) for name in BLOCK_SIZES)
+                and isinstance(value.get("said"), list)
+                and all(isinstance(line, str) for line in value["said"])
+            )
+        case "planner.construct":
+            return (
+                isinstance(value, dict)
+                and value.keys() >= {*BLOCK_SIZES}
+                and _is_shown(value["hash_block_size"])
+                and (value["scheduler_block_size"] is None or _is_shown(value["scheduler_block_size"]))
+            )
+        case "planner.capacity":
+            return (
+                isinstance(value, dict)
                 and isinstance(value.get("num_blocks"), int)
-                and isinstance(value.get("tensors"), list)
-                and all(isinstance(size, int) for size in value["tensors"])
-                and isinstance(value.get("storage"), dict)
-                and all(_is_storage(place) for place in value["storage"].values())
+                and _is_numbers(value.get("blocks_per_request"))
+                and sum(value["blocks_per_request"]) > 0
+                and isinstance(value.get("told"), dict)
+                and bool(value["told"])
+                and all(map(_is_capacity, value["told"].values()))
             )
         case "registry.define_spec" | "hashing.block_hashes" | "hashing.keys":
             return isinstance(value, list) and all(isinstance(name, str) for name in value)
@@ -110,6 +132,28 @@ def _is_plan(value: Any) -> bool:
         and all(_is_facts(spec) for spec in value["given"].values())
         and isinstance(value.get("groups"), list)
         and all(isinstance(group, dict) and _is_group(group) for group in value["groups"])
+    )
+
+
+def _is_sized(value: Any) -> bool:
+    return (
+        _is_plan(value)
+        and isinstance(value.get("num_blocks"), int)
+        and _is_numbers(value.get("tensors"))
+        and isinstance(value.get("storage"), dict)
+        and all(_is_storage(place) for place in value["storage"].values())
+    )
+
+
+def _is_shown(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(size, int) for size in value.values())
+
+
+def _is_capacity(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("max_concurrency"), int | float)
+        and isinstance(value.get("num_tokens", 0), int | float)
     )
 
 

@@ -3,6 +3,7 @@
 from kvref_strategies import (
     caches,
     contents,
+    deployments,
     drift,
     models,
     pools,
@@ -11,6 +12,7 @@ from kvref_strategies import (
     spec_objects,
     spec_pages,
     specs,
+    substitutes,
 )
 from kvref_strategies.workload import Workload
 
@@ -24,6 +26,8 @@ WORKLOADS: dict[str, Workload] = {
         *registrations.WORKLOADS,
         *contents.WORKLOADS,
         *models.WORKLOADS,
+        *deployments.WORKLOADS,
+        *substitutes.WORKLOADS,
         *pools.WORKLOADS,
         *caches.WORKLOADS,
         *drift.WORKLOADS,

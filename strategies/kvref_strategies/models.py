@@ -19,7 +19,7 @@ UNREGISTERED = "UnregisteredSpec"
 
 MAX_LAYERS = 8
 MAX_MODEL_LEN = 128
-_LIMITS = {"max_model_len": MAX_MODEL_LEN, "max_in_flight_tokens": 64}
+LIMITS = {"max_model_len": MAX_MODEL_LEN, "max_in_flight_tokens": 64}
 
 Specs = Callable[[Draw, Stage, Description], list[SpecDescriptor]]
 
@@ -204,15 +204,15 @@ FAMILIES = {
 """By name, as subjects are."""
 
 
-def _families(description: Description) -> Subjects:
-    no_registry = None if _has_registry(description) else "there is no registry"
+def families(description: Description) -> Subjects:
+    no_registry = None if has_registry(description) else "there is no registry"
     return {
         name: (no_registry if family.registered else None) or _lacking(description, family.classes)
         for name, family in FAMILIES.items()
     }
 
 
-def _has_registry(description: Description) -> bool:
+def has_registry(description: Description) -> bool:
     return "registry" in description["parts"]
 
 
@@ -227,29 +227,53 @@ def _lacking(description: Description, classes: tuple[str, ...]) -> str | None:
     return None
 
 
-def plans(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Group the layers of a model, or plan for some memory; and again with the layers in another order."""
-    if _has_registry(description):
+@dataclass(frozen=True)
+class Model:
+    """The layers of a model, by name; beside each a number; and the bytes of the largest page."""
+
+    layers: dict[str, SpecDescriptor]
+    numbers: dict[str, int]
+    page: int
+
+    def memory(self, draw: Draw) -> int:
+        """Bytes for a few requests; not always for a whole number of blocks."""
+        blocks = draw(st.sampled_from([64, 100, 40]))
+        return blocks * len(self.layers) * self.page + draw(st.sampled_from([0, 1, 1000]))
+
+
+def draw_model(
+    draw: Draw, stage: Stage, description: Description, subject: str, numbers: int
+) -> Model | None:
+    """A model of a family in a process that is initialised; None if one of its specs cannot be built."""
+    if has_registry(description):
         stage.perform("registry.initialise")
     specs = FAMILIES[subject].specs(draw, stage, description)
-    # Each with its place when they are listed again. Drawn in pairs, so that both are left out in one go.
+    # Drawn in pairs, so that both are left out in one go.
     drawn = draw(
-        st.lists(st.tuples(st.sampled_from(specs), st.integers(0, 7)), min_size=1, max_size=MAX_LAYERS)
+        st.lists(
+            st.tuples(st.sampled_from(specs), st.integers(0, numbers - 1)), min_size=1, max_size=MAX_LAYERS
+        )
     )
     pages = []
     for spec in [spec for spec in specs if any(spec == one for one, _ in drawn)]:
         built = stage.perform("specs.build", spec=spec)
         if "value" not in built:
-            return
+            return None
         pages.append(built["value"]["page_size_bytes"])
-    layers = {f"layer.{number}": spec for number, (spec, _) in enumerate(drawn)}
-    order = sorted(layers, key=lambda name: drawn[int(name.removeprefix("layer."))][1])
+    layers = {f"layer.{place}": spec for place, (spec, _) in enumerate(drawn)}
+    return Model(layers, {f"layer.{place}": number for place, (_, number) in enumerate(drawn)}, max(pages))
+
+
+def plans(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Group the layers of a model, or plan for some memory; and again with the layers in another order."""
+    model = draw_model(draw, stage, description, subject, MAX_LAYERS)
+    if model is None:
+        return
+    layers = model.layers
+    order = sorted(layers, key=lambda name: model.numbers[name])
     operation, limits = "planner.groups", {}
     if draw(st.booleans()):
-        # Enough for a few requests; not always for a whole number of blocks.
-        blocks = draw(st.sampled_from([64, 100, 40]))
-        memory = blocks * len(layers) * max(pages) + draw(st.sampled_from([0, 1, 1000]))
-        operation, limits = "planner.config", {"memory": memory, **_LIMITS}
+        operation, limits = "planner.config", {"memory": model.memory(draw), **LIMITS}
     stage.perform(operation, layers=layers, **limits)
     if order != list(layers):
         stage.perform(operation, layers={name: layers[name] for name in order}, **limits)
@@ -273,7 +297,7 @@ def unregistered(draw: Draw, stage: Stage, description: Description, subject: st
             "planner.config",
             layers={f"layer.{place}": spec for place, spec in enumerate(draw(st.permutations(specs)))},
             memory=1 << 24,
-            **_LIMITS,
+            **LIMITS,
         )
 
 
@@ -286,6 +310,6 @@ def _with_attention_base(description: Description) -> Subjects:
 _PARTS = ("specs", "specs.derive", "planner", "planner.groups", "planner.config")
 
 WORKLOADS = [
-    Workload("models.plans", _PARTS, _families, plans, weight=0.8),
+    Workload("models.plans", _PARTS, families, plans, weight=0.8),
     Workload("models.unregistered", (*_PARTS, "registry"), _with_attention_base, unregistered, weight=0.2),
 ]

@@ -13,7 +13,14 @@ from running import facets, kvref, rows
 PROFILE = Path(__file__).parents[2] / "docs" / "profiles" / "vllm-rbln.toml"
 RBLN = ("--profile", str(PROFILE), "--path", os.environ["KVREF_RBLN"])
 SPEC, MANAGER = "RBLNSlidingWindowSpec", "RBLNSlidingWindowManager"
-HOME = ("spec.*", "drift.*", "registry.order-free", "registry.hook-once", "registry.stock-untouched")
+HOME = (
+    "spec.*",
+    "drift.*",
+    "registry.order-free",
+    "registry.hook-once",
+    "registry.stock-untouched",
+    "registry.constructible",
+)
 """What takes a minute or two; the other laws are of the registry, which the plugin leaves as it is."""
 
 
@@ -43,7 +50,13 @@ def test_it_fits_its_own_vllm(at_home: tuple[int, dict[str, Any]]) -> None:
 def test_its_spec_and_manager_are_judged(at_home: tuple[int, dict[str, Any]]) -> None:
     """And no class of vLLM is, which is judged without the plugin."""
     report = at_home[1]
-    for law in ("spec.merge-identity", "spec.page-scaling", "spec.memory-window-flat", "drift.hook-reached"):
+    for law in (
+        "spec.merge-identity",
+        "spec.page-scaling",
+        "spec.memory-window-flat",
+        "drift.hook-reached",
+        "registry.constructible",
+    ):
         assert [(row["subject"], row["status"]) for row in rows(report, law)] == [(SPEC, "holds")], law
         assert all(row["examples"] for row in rows(report, law))
     assert (MANAGER, "") in facets(report, "drift.signature", "holds")

@@ -19,6 +19,7 @@ UNAIDED = (
     "registry.order-free",
     "registry.conflict-refused",
     "registry.refusals-survive-O",
+    "registry.constructible",
     "spec.merge-*",
 )
 """Laws that are run without the baseline, to see that they find by themselves what that lists."""
@@ -50,6 +51,8 @@ def test_known_deviations_are_found_by_general_laws(unknowing: tuple[int, dict[s
         assert (clean, "") in facets(report, "spec.merge-refuses-unequal", "holds")
     # A stock layer takes a subclass's layer into its group, if it is listed first.
     assert ("FullAttentionSpec", "VendorSpec") in facets(report, "spec.merge-keeps-class", "broken")
+    # One manager lacks a keyword that all are made with.
+    assert facets(report, "registry.constructible", "broken") == {("SinkFullAttentionSpec", "TypeError")}
     # Refusals of the registry are asserts.
     assert facets(report, "registry.refusals-survive-O", "broken") >= {("registry", "conflict")}
 

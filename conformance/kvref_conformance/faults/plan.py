@@ -7,16 +7,18 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from kvref import planning
-from kvref.planning import KVCacheConfig, KVCacheGroupSpec
+from kvref import coordinators, planning
+from kvref.planning import KVCacheConfig, KVCacheGroupSpec, KVCacheReport
 from kvref.registry import KVCacheSpecRegistry
-from kvref.specs import FullAttentionSpec, KVCacheSpec, UniformTypeKVCacheSpecs
+from kvref.specs import FullAttentionSpec, KVCacheSpec, MemoryLimits, UniformTypeKVCacheSpecs
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _groups = planning.get_kv_cache_groups
 _configs = planning.get_kv_cache_configs
+_report = planning.get_kv_cache_report
 _with_page = planning._with_page
+_check_block_sizes = coordinators._check_block_sizes
 _from_specs = UniformTypeKVCacheSpecs.from_specs
 
 Specs = dict[str, KVCacheSpec]
@@ -108,4 +110,49 @@ def registration_not_checked() -> ReferenceTarget:
             return _groups(specs, *options)
 
     break_it(planning, "get_kv_cache_groups", get_kv_cache_groups)
+    return ReferenceTarget()
+
+
+def coarser_hits_unmentioned() -> ReferenceTarget:
+    """Nobody is told how large blocks have become."""
+    break_it(planning, "warnings", mock.Mock())
+    return ReferenceTarget()
+
+
+def block_size_of_the_first_group_checked() -> ReferenceTarget:
+    """Whether the scheduler's block size fits is asked for the first group alone."""
+
+    def check_block_sizes(config: KVCacheConfig, *sizes: Any) -> None:
+        _check_block_sizes(replace(config, kv_cache_groups=config.kv_cache_groups[:1]), *sizes)
+
+    break_it(coordinators, "_check_block_sizes", check_block_sizes)
+    return ReferenceTarget()
+
+
+def blocks_of_the_first_worker() -> ReferenceTarget:
+    """All workers get the blocks that the first one has the memory for."""
+
+    def get_kv_cache_configs(
+        specs: Sequence[Specs], memory: Sequence[int], limits: Any
+    ) -> list[KVCacheConfig]:
+        return _configs(specs, [memory[0], *[1 << 40] * (len(memory) - 1)], limits)
+
+    break_it(planning, "get_kv_cache_configs", get_kv_cache_configs)
+    return ReferenceTarget()
+
+
+def concurrency_by_the_first_group() -> ReferenceTarget:
+    """A request is taken to hold as much of every group as of the first."""
+
+    def get_kv_cache_report(config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
+        first = replace(config, kv_cache_tensors=[], kv_cache_groups=config.kv_cache_groups[:1])
+        report = _report(first, limits)
+        count = len(config.kv_cache_groups)
+        return replace(
+            report,
+            max_concurrency=report.max_concurrency / count,
+            num_tokens=report.num_tokens // count,
+        )
+
+    break_it(planning, "get_kv_cache_report", get_kv_cache_report)
     return ReferenceTarget()

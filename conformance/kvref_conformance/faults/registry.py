@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from kvref import registry
@@ -19,6 +19,7 @@ _find = _State.find
 _register = _State.register
 _override = _State.override
 _initialise = KVCacheSpecRegistry.initialise
+_resolve = KVCacheSpecRegistry.resolve
 _BUILT_IN = registry._BUILT_IN
 _init = CrossAttentionManager.__init__
 
@@ -172,6 +173,20 @@ def hook_seen_half_way() -> ReferenceTarget:
         return cls._transaction
 
     break_it(KVCacheSpecRegistry, "_own_transaction", classmethod(own_transaction))
+    return ReferenceTarget()
+
+
+def defaults_in_a_substitute() -> ReferenceTarget:
+    """What stands for a spec gets its required fields; the others are at their defaults."""
+
+    def resolve(spec: KVCacheSpec) -> KVCacheSpec:
+        resolved = _resolve(spec)
+        if resolved is spec:
+            return spec
+        optional = {field.name: field.default for field in fields(spec) if field.default is not MISSING}
+        return replace(resolved, **optional)
+
+    break_it(KVCacheSpecRegistry, "resolve", staticmethod(resolve))
     return ReferenceTarget()
 
 

@@ -2,8 +2,8 @@
 
 from kvref_conformance.laws import (
     admission,
-    construction,
     coordinator,
+    deployments,
     drift,
     events,
     hashes,
@@ -15,6 +15,7 @@ from kvref_conformance.laws import (
     spec_groups,
     spec_held,
     spec_pages,
+    substitutes,
 )
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.target import ANSWERS
@@ -25,13 +26,15 @@ LAWS: dict[str, Law] = {
     law.id: law
     for law in (
         *registry.LAWS,
-        *construction.LAWS,
+        substitutes.SUBSTITUTE,
         plan.UNREGISTERED_REFUSED,
+        deployments.CONSTRUCTIBLE,
         *spec.LAWS,
         *spec_pages.LAWS,
         *spec_groups.LAWS,
         *spec_held.LAWS,
         *plan.LAWS,
+        *deployments.LAWS,
         *hashes.LAWS,
         *pool.LAWS,
         *events.LAWS,

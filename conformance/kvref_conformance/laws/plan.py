@@ -226,33 +226,36 @@ def tensors_cover(runs: Runs) -> int:
     """Each layer has a page for each block, inside its tensor, that no other block's page overlaps."""
     judged = 0
     for event in made(runs):
-        if event["op"] != "planner.config":
-            continue
-        plan = event["outcome"]["value"]
-        judged += 1
-        total, memory = sum(plan["tensors"]), event["args"]["memory"]
-        if total > memory:
-            raise LawBroken(f"tensors of at most {memory} bytes", f"{total} bytes", ("budget",))
-        pages = []
-        for number, group in enumerate(plan["groups"]):
-            for layer in group["layers"]:
-                name, page = layer["name"], layer["spec"]["page_size_bytes"]
-                place = plan["storage"].get(name)
-                if place is None:
-                    raise LawBroken(f"storage for {name}", f"for {', '.join(plan['storage'])}", ("missing",))
-                for block in range(plan["num_blocks"]):
-                    start = place["offset"] + block * place["block_stride"]
-                    pages.append((place["tensor"], start, start + page, block, number, name))
-        for tensor, start, end, block, _, name in pages:
-            size = plan["tensors"][tensor] if 0 <= tensor < len(plan["tensors"]) else 0
-            if start < 0 or end > size:
-                raise LawBroken(
-                    f"pages of {name} for {plan['num_blocks']} blocks in its tensor of {size} bytes",
-                    f"for block {block} bytes {start} to {end}",
-                    ("outside",),
-                )
-        refuse_overlaps(pages)
+        if event["op"] == "planner.config":
+            judged += 1
+            refuse_uncovered(event["outcome"]["value"], event["args"]["memory"])
     return judged
+
+
+def refuse_uncovered(plan: dict[str, Any], memory: int) -> None:
+    """Raise `LawBroken` for a plan that needs more memory, or in which some page has no place of its own."""
+    total = sum(plan["tensors"])
+    if total > memory:
+        raise LawBroken(f"tensors of at most {memory} bytes", f"{total} bytes", ("budget",))
+    pages = []
+    for number, group in enumerate(plan["groups"]):
+        for layer in group["layers"]:
+            name, page = layer["name"], layer["spec"]["page_size_bytes"]
+            place = plan["storage"].get(name)
+            if place is None:
+                raise LawBroken(f"storage for {name}", f"for {', '.join(plan['storage'])}", ("missing",))
+            for block in range(plan["num_blocks"]):
+                start = place["offset"] + block * place["block_stride"]
+                pages.append((place["tensor"], start, start + page, block, number, name))
+    for tensor, start, end, block, _, name in pages:
+        size = plan["tensors"][tensor] if 0 <= tensor < len(plan["tensors"]) else 0
+        if start < 0 or end > size:
+            raise LawBroken(
+                f"pages of {name} for {plan['num_blocks']} blocks in its tensor of {size} bytes",
+                f"for block {block} bytes {start} to {end}",
+                ("outside",),
+            )
+    refuse_overlaps(pages)
 
 
 def refuse_overlaps(pages: list[tuple[int, int, int, int, int, str]]) -> None:

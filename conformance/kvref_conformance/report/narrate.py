@@ -68,6 +68,28 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
         case {"op": "planner.config", "args": {"layers": dict() as layers, **limits}}:
             told = _mapping({str(name): value for name, value in limits.items()}, "=")
             return f"plan the layers {_mapping(layers, ': ', labels)} with {told}"
+        case {"op": "planner.workers", "args": {"workers": [*workers], **limits}}:
+            shares = "; ".join(
+                f"{_mapping(worker['layers'], ': ', labels) or 'no layers'} with memory={worker['memory']}"
+                for worker in workers
+            )
+            told = _mapping({str(name): value for name, value in limits.items()}, "=")
+            return f"plan for workers that have {shares}; with {told}"
+        case {
+            "op": "planner.block_sizes" | "planner.construct" as operation,
+            "args": {"layers": dict() as layers, "enable_caching": caching, **both},
+        }:
+            told = f"the layers {_mapping(layers, ': ', labels)}, caching {'on' if caching else 'off'}"
+            if operation == "planner.block_sizes":
+                return f"resolve the block sizes of {told}"
+            sizes = _mapping({str(name): value for name, value in both.items()}, "=")
+            return f"make a cache manager for {told}, with {sizes}"
+        case {"op": "planner.capacity", "args": {"layers": dict() as layers, "backwards": back, **limits}}:
+            told = _mapping({str(name): value for name, value in limits.items()}, "=")
+            order = ", its groups listed backwards" if back else ""
+            return f"report the capacity of a plan of {_mapping(layers, ': ', labels)} with {told}{order}"
+        case {"op": "registry.substitute", "args": {"spec_class": old, "substitute": new}}:
+            return f"put {new} in the place of {old}" if new else f"undo what stands in the place of {old}"
         case {"op": str(operation), "args": dict() as arguments} if operation.startswith("pool."):
             return _describe_pool(operation.removeprefix("pool."), arguments)
         case {"op": operation, "args": dict() as arguments}:
@@ -202,8 +224,11 @@ def _value(value: Any) -> str:
     match value:
         case str():
             return value.removeprefix("torch.") if value.startswith("torch.") else repr(value)
-        case {"groups": [*groups], "given": dict()}:
+        case {"groups": [*groups]}:
             blocks = f", {value['num_blocks']} blocks" if "num_blocks" in value else ""
+            if "scheduler_block_size" in value:
+                both = f"{value['scheduler_block_size']}, hashed every {value['hash_block_size']}"
+                blocks = f", scheduler blocks of {both}; said: {'; '.join(value['said']) or 'nothing'}"
             return f"{'; '.join(map(_group, groups)) or 'no groups'}{blocks}"
         case {"class": str(name), "fields": dict() as fields}:
             size = value.get("page_size_bytes")

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import kvref.planning
-from kvref.planning import BlockSizeWarning, KVCacheGroupSpec
+from kvref.cache import KVCacheManager
+from kvref.planning import BlockSizeWarning, KVCacheConfig, KVCacheGroupSpec
 from kvref.registry import KVCacheSpecRegistry
 from kvref.specs import KVCacheSpec, MemoryLimits
-from kvref.target import Plan, PlannedGroup, SizedPlan, SpecDescriptor, Storage
+from kvref.target import (
+    BlockSizes,
+    CapacityReport,
+    Constructed,
+    Plan,
+    PlannedGroup,
+    SizedPlan,
+    SpecDescriptor,
+    Storage,
+    WorkerLayers,
+)
 from kvref_conformance.targets.codec import facts
 from kvref_conformance.targets.reference.specs import make
 
+BLOCKS = 2048
+"""Of a pool that is made to see whether it can be."""
+
 
 def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
-    specs: dict[str, KVCacheSpec] = {name: make(spec) for name, spec in layers.items()}
+    specs = make_all(layers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlockSizeWarning)
         planned = kvref.planning.get_kv_cache_groups(specs)
@@ -25,11 +40,97 @@ def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
 def config(
     layers: Mapping[str, SpecDescriptor], memory: int, max_model_len: int, max_in_flight_tokens: int
 ) -> SizedPlan:
-    specs: dict[str, KVCacheSpec] = {name: make(spec) for name, spec in layers.items()}
-    limits = MemoryLimits(max_model_len, max_in_flight_tokens, max_in_flight_tokens)
+    [plan] = workers([{"layers": dict(layers), "memory": memory}], max_model_len, max_in_flight_tokens)
+    return plan
+
+
+def workers(
+    workers: Sequence[WorkerLayers], max_model_len: int, max_in_flight_tokens: int
+) -> list[SizedPlan]:
+    specs = [make_all(worker["layers"]) for worker in workers]
+    budgets = [worker["memory"] for worker in workers]
+    plans = configs(specs, budgets, MemoryLimits(max_model_len, max_in_flight_tokens, max_in_flight_tokens))
+    return [sized(plan, given) for plan, given in zip(plans, specs, strict=True)]
+
+
+def block_sizes(layers: Mapping[str, SpecDescriptor], enable_caching: bool) -> BlockSizes:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        planned = kvref.planning.get_kv_cache_groups(make_all(layers))
+        scheduler, hashed = kvref.planning.resolve_kv_cache_block_sizes(planned, enable_caching)
+    return {
+        "groups": groups_in_words(planned),
+        "scheduler_block_size": scheduler,
+        "hash_block_size": hashed,
+        "said": [str(warning.message) for warning in said],
+    }
+
+
+def construct(
+    layers: Mapping[str, SpecDescriptor],
+    enable_caching: bool,
+    scheduler_block_size: int,
+    hash_block_size: int,
+) -> Constructed:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlockSizeWarning)
-        [planned] = kvref.planning.get_kv_cache_configs([specs], [memory], limits)
+        planned = kvref.planning.get_kv_cache_groups(make_all(layers))
+    manager = KVCacheManager(
+        KVCacheConfig(BLOCKS, [], planned),
+        max_model_len=1024,
+        scheduler_block_size=scheduler_block_size,
+        hash_block_size=hash_block_size,
+        enable_caching=enable_caching,
+    )
+    coordinator = manager.coordinator
+    managers = enumerate(coordinator.single_type_managers)
+    return {
+        "scheduler_block_size": {
+            "the coordinator": coordinator.scheduler_block_size,
+            **{f"the manager of group {place}": one.scheduler_block_size for place, one in managers},
+        },
+        "hash_block_size": {
+            "the coordinator": coordinator.hash_block_size,
+            "the pool": manager.block_pool.hash_block_size,
+        },
+    }
+
+
+def capacity(
+    layers: Mapping[str, SpecDescriptor],
+    memory: int,
+    max_model_len: int,
+    max_in_flight_tokens: int,
+    backwards: bool,
+) -> CapacityReport:
+    limits = MemoryLimits(max_model_len, max_in_flight_tokens, max_in_flight_tokens)
+    [plan] = configs([make_all(layers)], [memory], limits)
+    if backwards:
+        plan = replace(plan, kv_cache_groups=plan.kv_cache_groups[::-1])
+    report = kvref.planning.get_kv_cache_report(plan, limits)
+    specs = [group.kv_cache_spec for group in plan.kv_cache_groups]
+    return {
+        "num_blocks": plan.num_blocks,
+        "blocks_per_request": [
+            -(-spec.max_memory_usage_bytes(limits) // spec.page_size_bytes) for spec in specs
+        ],
+        "told": {"worker": {"max_concurrency": report.max_concurrency, "num_tokens": report.num_tokens}},
+    }
+
+
+def make_all(layers: Mapping[str, SpecDescriptor]) -> dict[str, KVCacheSpec]:
+    return {name: make(spec) for name, spec in layers.items()}
+
+
+def configs(
+    specs: Sequence[Mapping[str, KVCacheSpec]], budgets: Sequence[int], limits: MemoryLimits
+) -> list[KVCacheConfig]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BlockSizeWarning)
+        return kvref.planning.get_kv_cache_configs(specs, budgets, limits)
+
+
+def sized(planned: KVCacheConfig, specs: Mapping[str, KVCacheSpec]) -> SizedPlan:
     pages = {
         name: group.spec_of(name).page_size_bytes
         for group in planned.kv_cache_groups
@@ -60,7 +161,7 @@ def groups_in_words(planned: Sequence[KVCacheGroupSpec]) -> list[PlannedGroup]:
                     for name, spec in specs.items()
                 ],
                 # The first by name tells, as it does where the manager is made.
-                "manager": manager_name(min(specs.items())[1]) if specs else None,
+                "manager": manager_name(min(specs.items())[1] if specs else group.kv_cache_spec),
             }
         )
     return told

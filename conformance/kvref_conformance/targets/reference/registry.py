@@ -73,6 +73,13 @@ def override(spec_class: str, manager: str | None, base: str | None) -> None:
     )
 
 
+def substitute(spec_class: str, substitute: str | None) -> None:
+    if substitute is None:
+        KVCacheSpecRegistry.remove_substitute(CLASSES[spec_class])
+    else:
+        KVCacheSpecRegistry.override(CLASSES[spec_class], substitute=CLASSES[substitute])
+
+
 def uniform(specs: Sequence[SpecDescriptor]) -> bool:
     made = [make(spec) for spec in specs]
     answer = made[0].is_uniform_with_collection({f"layer.{place}": spec for place, spec in enumerate(made)})

@@ -40,19 +40,18 @@ def create(
         kv_cache_tensors=[],
         kv_cache_groups=[group_of(place, group) for place, group in enumerate(groups)],
     )
-    known = inspect.signature(KVCacheManager).parameters
-    sizes = {
-        "max_model_len": max_model_len,
-        "scheduler_block_size": scheduler_block_size,
-        "hash_block_size": hash_block_size,
+    manager = make_manager(
+        config,
+        max_model_len=max_model_len,
+        scheduler_block_size=scheduler_block_size,
+        hash_block_size=hash_block_size,
         # One limit under the names that it has had.
-        "max_in_flight_tokens": max_in_flight_tokens,
-        "max_num_batched_tokens": max_in_flight_tokens,
-        "enable_caching": enable_caching,
-        "use_eagle": use_eagle,
-        "enable_kv_cache_events": True,
-    }
-    manager = KVCacheManager(config, **{name: size for name, size in sizes.items() if name in known})
+        max_in_flight_tokens=max_in_flight_tokens,
+        max_num_batched_tokens=max_in_flight_tokens,
+        enable_caching=enable_caching,
+        use_eagle=use_eagle,
+        enable_kv_cache_events=True,
+    )
     CURRENT.manager, CURRENT.requests = manager, {}
     CURRENT.hasher = kv_cache_utils.get_request_block_hasher(hash_block_size, sha256)
     watch(manager)
@@ -66,6 +65,15 @@ def create(
         "caps": [cap_of(each.kv_cache_spec, *limits) for each in managers],
         "reports_new": [bool(getattr(each, "records_new_block_ids", False)) for each in managers],
     }
+
+
+def make_manager(config: Any, **settings: Any) -> Any:
+    """With those of the settings that this version has."""
+    return KVCacheManager(config, **{name: settings[name] for name in settings if is_told(name)})
+
+
+def is_told(setting: str) -> bool:
+    return setting in inspect.signature(KVCacheManager).parameters
 
 
 def register_built_ins() -> None:

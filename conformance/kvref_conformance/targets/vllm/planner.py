@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +13,28 @@ from typing import Any
 from vllm.v1.core import kv_cache_utils, single_type_kv_cache_manager
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from kvref.target import Plan, PlannedGroup, SizedPlan, SpecDescriptor, Storage
+from kvref.target import (
+    BlockSizes,
+    Capacity,
+    CapacityReport,
+    Constructed,
+    Plan,
+    PlannedGroup,
+    SizedPlan,
+    SpecDescriptor,
+    Storage,
+    WorkerLayers,
+)
 from kvref_conformance.targets.codec import facts
+from kvref_conformance.targets.vllm.cache import is_told, make_manager
 from kvref_conformance.targets.vllm.specs import make
+
+BLOCKS = 2048
+"""Of a pool that is made to see whether it can be."""
 
 
 def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
-    specs = {name: make(spec) for name, spec in layers.items()}
+    specs = make_all(layers)
     planned = kv_cache_utils.get_kv_cache_groups(engine_config(specs, 128, 128), specs)
     return {"groups": groups_in_words(planned), "given": {name: facts(spec) for name, spec in specs.items()}}
 
@@ -24,9 +42,141 @@ def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
 def config(
     layers: Mapping[str, SpecDescriptor], memory: int, max_model_len: int, max_in_flight_tokens: int
 ) -> SizedPlan:
-    specs = {name: make(spec) for name, spec in layers.items()}
+    [plan] = workers([{"layers": dict(layers), "memory": memory}], max_model_len, max_in_flight_tokens)
+    return plan
+
+
+def workers(
+    workers: Sequence[WorkerLayers], max_model_len: int, max_in_flight_tokens: int
+) -> list[SizedPlan]:
+    specs = [make_all(worker["layers"]) for worker in workers]
+    engine = engine_config(
+        {name: spec for each in specs for name, spec in each.items()}, max_model_len, max_in_flight_tokens
+    )
+    plans = kv_cache_utils.get_kv_cache_configs(engine, specs, [worker["memory"] for worker in workers])
+    return [sized(plan, given) for plan, given in zip(plans, specs, strict=True)]
+
+
+def block_sizes(layers: Mapping[str, SpecDescriptor], enable_caching: bool) -> BlockSizes:
+    specs = make_all(layers)
+    engine = engine_config(specs, 1024, 1024)
+    engine.cache_config.enable_prefix_caching = enable_caching
+    with log_lines() as said:
+        planned = kv_cache_utils.get_kv_cache_groups(engine, specs)
+        scheduled = for_scheduler(KVCacheConfig(BLOCKS, [], planned))
+        engine.cache_config.block_size = engine_block_size(scheduled)
+        scheduler, hashed = kv_cache_utils.resolve_kv_cache_block_sizes(scheduled, engine)
+    return {
+        "groups": groups_in_words(planned),
+        "scheduler_block_size": scheduler,
+        "hash_block_size": hashed,
+        "said": said,
+    }
+
+
+def construct(
+    layers: Mapping[str, SpecDescriptor],
+    enable_caching: bool,
+    scheduler_block_size: int,
+    hash_block_size: int,
+) -> Constructed:
+    specs = make_all(layers)
+    planned = kv_cache_utils.get_kv_cache_groups(engine_config(specs, 1024, 1024), specs)
+    manager = make_manager(
+        for_scheduler(KVCacheConfig(BLOCKS, [], planned)),
+        max_model_len=1024,
+        scheduler_block_size=scheduler_block_size,
+        hash_block_size=hash_block_size,
+        max_in_flight_tokens=1024,
+        enable_caching=enable_caching,
+    )
+    objects = {"the coordinator": manager.coordinator, "the pool": manager.block_pool}
+    for place, one in enumerate(manager.coordinator.single_type_managers):
+        objects[f"the manager of group {place}"] = one
+    return {
+        "scheduler_block_size": (
+            shown(objects, "scheduler_block_size") if is_told("scheduler_block_size") else None
+        ),
+        "hash_block_size": shown(objects, "hash_block_size"),
+    }
+
+
+def shown(objects: Mapping[str, Any], name: str) -> dict[str, int]:
+    """An attribute of those objects that have it."""
+    return {which: getattr(one, name) for which, one in objects.items() if hasattr(one, name)}
+
+
+def capacity(
+    layers: Mapping[str, SpecDescriptor],
+    memory: int,
+    max_model_len: int,
+    max_in_flight_tokens: int,
+    backwards: bool,
+) -> CapacityReport:
+    specs = make_all(layers)
     engine = engine_config(specs, max_model_len, max_in_flight_tokens)
-    [planned] = kv_cache_utils.get_kv_cache_configs(engine, [specs], [memory])
+    [plan] = kv_cache_utils.get_kv_cache_configs(engine, [specs], [memory])
+    if backwards:
+        plan = replace(plan, kv_cache_groups=plan.kv_cache_groups[::-1])
+    counted = [group.kv_cache_spec for group in plan.kv_cache_groups]
+    return {
+        "num_blocks": plan.num_blocks,
+        "blocks_per_request": [
+            -(-spec.max_memory_usage_bytes(engine) // spec.page_size_bytes) for spec in counted
+        ],
+        "told": capacities(engine, plan),
+    }
+
+
+def capacities(engine: Any, plan: Any) -> dict[str, Capacity]:
+    """What workers and scheduler tell; in versions without a function for it, workers alone do."""
+    if not hasattr(kv_cache_utils, "get_kv_cache_capacity"):
+        return {
+            "worker": {
+                "max_concurrency": kv_cache_utils.get_max_concurrency_for_kv_cache_config(engine, plan)
+            }
+        }
+    told: dict[str, Capacity] = {}
+    for view, seen in (("worker", plan), ("scheduler", for_scheduler(plan))):
+        tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(engine, seen)
+        told[view] = {"max_concurrency": concurrency, "num_tokens": tokens}
+    return told
+
+
+def make_all(layers: Mapping[str, SpecDescriptor]) -> dict[str, Any]:
+    return {name: make(spec) for name, spec in layers.items()}
+
+
+def for_scheduler(planned: Any) -> Any:
+    """A plan as the scheduler is told about it: with one spec for each group."""
+    return kv_cache_utils.generate_scheduler_kv_cache_config([planned])
+
+
+def engine_block_size(scheduled: Any) -> int:
+    """What an engine that has planned takes for the block size of its configuration."""
+    specs = [group.kv_cache_spec for group in scheduled.kv_cache_groups]
+    cached = [spec for spec in specs if getattr(spec, "prefix_cacheable", True)]
+    sizes: list[int] = [spec.block_size for spec in cached or specs]
+    return min(sizes)
+
+
+@contextmanager
+def log_lines() -> Iterator[list[str]]:
+    """What is logged meanwhile, at the level that is shown by default."""
+    lines: list[str] = []
+    logger = logging.getLogger("vllm")
+    handler, level = logging.Handler(logging.INFO), logger.level
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+def sized(planned: Any, specs: Mapping[str, Any]) -> SizedPlan:
     pages = {
         name: spec.page_size_bytes
         for group in planned.kv_cache_groups
@@ -54,7 +204,9 @@ def config(
 
 def in_one_allocation(tensors: Sequence[Any]) -> bool:
     """Tensors that list `layers`, or have a stride, are places in one; `shared_by` ones are apart."""
-    return all(hasattr(tensor, "layers") or getattr(tensor, "block_stride", 0) for tensor in tensors)
+    return bool(tensors) and all(
+        hasattr(tensor, "layers") or getattr(tensor, "block_stride", 0) for tensor in tensors
+    )
 
 
 def specs_of(group: Any) -> dict[str, Any]:
@@ -64,8 +216,7 @@ def specs_of(group: Any) -> dict[str, Any]:
 
 
 def groups_in_words(planned: Sequence[Any]) -> list[PlannedGroup]:
-    # As the scheduler is told about them: with one spec for each group.
-    scheduled = kv_cache_utils.generate_scheduler_kv_cache_config([KVCacheConfig(1, [], list(planned))])
+    scheduled = for_scheduler(KVCacheConfig(1, [], list(planned)))
     return [
         {
             "layers": [

@@ -130,14 +130,15 @@ def sinks_not_made(deviation: Deviation) -> bool:
 
 
 def fewer_than_none(deviation: Deviation) -> bool:
-    return (
-        deviation.facet == "needed" and "MambaSpec" in deviation.kinds and deviation.theirs < deviation.ours
-    )
+    fewer = deviation.facet == "needed" and deviation.theirs < deviation.ours
+    return fewer and "MambaSpec" in deviation.kinds and not _found(deviation) and not _loads(deviation)
 
 
 def states_without_cap(deviation: Deviation) -> bool:
     if deviation.facet == "room":
-        return "MambaSpec" in deviation.kinds and deviation.arguments["whole"] and not deviation.ours
+        return (
+            "MambaSpec" in deviation.kinds and deviation.arguments.get("whole", False) and not deviation.ours
+        )
     if deviation.facet != "caps" or deviation.setup is None:
         return False
     pairs = zip(deviation.setup.groups, deviation.ours, deviation.theirs, strict=True)

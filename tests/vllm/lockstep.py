@@ -190,7 +190,7 @@ TOLD: dict[str, Callable[[Any], dict[str, Any]]] = {
     "take_new_block_ids": number,
     "take_events": events,
 }
-"""What of an answer is compared, by operation; copies there are of vLLM alone."""
+"""What of an answer is compared, by operation; all of it where nothing is said."""
 
 
 class Plans:

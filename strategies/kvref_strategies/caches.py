@@ -24,7 +24,7 @@ KINDS = (
 )
 """The kinds whose rules the laws of the cache know; a class is of the nearest of them among its ancestors."""
 
-OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec")
+OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec", "KpoolTailSpec")
 """Kinds with other rules, whatever they derive from."""
 
 COMPANION = "FullAttentionSpec"
@@ -131,6 +131,9 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
         if kinds[place] == "FullAttentionSpec":
             for optional in ("sliding_window", "attention_chunk_size"):
                 groups[-1]["spec"]["fields"].pop(optional, None)
+    if all(group["spec"] == groups[0]["spec"] for group in groups):
+        # A planner makes one group of layers that are all alike.
+        groups = [{**groups[0], "eagle": any(group["eagle"] for group in groups)}]
     real = [group["spec"]["fields"]["block_size"] for group in groups]
     scheduler_block_size = math.lcm(*real)
     hash_block_size = math.gcd(*real) if enable_caching else scheduler_block_size

@@ -95,17 +95,21 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
     one_size = chunked or recurrent or len(infos) == 1
     block_sizes = [size if one_size else draw(sizes) for _ in infos]
     max_model_len = scale * draw(st.sampled_from([16, 24, 33]))
-    drafts = draw(st.sampled_from([1, 2] if reads_ahead else [0, 0, 1, 2]))
+    drafts = draw(st.sampled_from([1, 2, 3] if reads_ahead else [0, 0, 1, 2]))
     max_batches, is_async = draw(st.sampled_from([(1, False), (2, True), (2, False)]))
     if max_batches == 2 and not is_async and not reads_ahead:
         drafts = 0
     use_eagle = drafts > 0 and not chunked and (reads_ahead or draw(st.booleans()))
     batch = scale * draw(st.sampled_from([32, 8, 5]))
     modes = description["capabilities"].get("mamba_cache_modes", ["align", "all"])
+    if reads_ahead and "align" in modes:
+        # There are no drafts in the other one.
+        modes = ["align"]
     mode = draw(st.sampled_from(modes)) if enable_caching else "none"
     if recurrent:
         # No step of a request that has drafts is longer than a block of states.
-        drafts = min(drafts, size - 1)
+        size = next((each for each in (size, *known[:2]) if each > drafts), size)
+        block_sizes, drafts = [size for _ in infos], min(drafts, size - 1)
     if mode == "all":
         drafts, use_eagle = (0, False) if recurrent else (drafts, use_eagle)
     windows = [scale * window for window in WINDOWS]
@@ -242,6 +246,20 @@ def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> N
     engine.finish(request, draw(st.lists(st.integers(0, CHOICES // STRAIGHT - 1), max_size=12)))
 
 
+def drafted(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """With room for everything: one request at a time, with many drafts for a step, few, or none."""
+    setup = setups(draw, description, subject, reads_ahead=True)
+    setup = replace(setup, num_blocks=100, loads=False, max_batches=1, is_async=False, use_eagle=False)
+    engine = Engine(stage, setup, description["parts"])
+    prompt = [0] * draw(st.integers(1, setup.max_model_len // 4))
+    for how in draw(st.lists(st.integers(0, CHOICES // STRAIGHT - 1), min_size=12, max_size=24)):
+        if not engine.running and not engine.waiting:
+            engine.submit(prompt, setup.max_model_len, encoder=setup.max_encoder_tokens)
+        # Scheduled with all there is, handed over, and back with this.
+        for choice in (0, 0, how * STRAIGHT):
+            engine.go_on(choice)
+
+
 _USED = (
     "create",
     "add",
@@ -269,4 +287,5 @@ WORKLOADS = [
     ),
     Workload("cache.resend", _PARTS, cache_subjects, resend, weight=0.3, unobserved=_UNOBSERVED),
     Workload("cache.alone", _PARTS, cache_subjects, alone, weight=0.2, unobserved=_UNOBSERVED),
+    Workload("cache.drafted", _PARTS, cache_subjects, drafted, weight=0.5, unobserved=_UNOBSERVED),
 ]

@@ -444,7 +444,7 @@ LAWS = [
         ),
         why="Speculative decoding shrinks what is needed at every rejection: a crash there stops the engine.",
         sources=(*SOURCES, "vLLM up to 0.22.1: recurrent layers with fewer drafts than before"),
-        workload="cache.machine",
+        workload="cache.drafted",
         check=need_shrinks,
     ),
     Law(

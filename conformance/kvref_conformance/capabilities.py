@@ -84,6 +84,12 @@ CAPABILITIES = {
             "how its engine keeps recurrent states where prefixes are cached, if not both ways",
         ),
         Capability(
+            "loads_states",
+            {"type": "boolean"},
+            "whether its engine loads tokens from elsewhere where recurrent states are kept at the ends of "
+            "steps; not drawn if false",
+        ),
+        Capability(
             "partial_hits",
             {"type": "boolean"},
             "whether a hit may end within a block, which is then copied",

@@ -24,7 +24,7 @@ KINDS = (
 )
 """The kinds whose rules the laws of the cache know; a class is of the nearest of them among its ancestors."""
 
-OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec")
+OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec", "KpoolTailSpec")
 """Kinds with other rules, whatever they derive from."""
 
 COMPANION = "FullAttentionSpec"
@@ -95,17 +95,21 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
     one_size = chunked or recurrent or len(infos) == 1
     block_sizes = [size if one_size else draw(sizes) for _ in infos]
     max_model_len = scale * draw(st.sampled_from([16, 24, 33]))
-    drafts = draw(st.sampled_from([1, 2] if reads_ahead else [0, 0, 1, 2]))
+    drafts = draw(st.sampled_from([1, 2, 3] if reads_ahead else [0, 0, 1, 2]))
     max_batches, is_async = draw(st.sampled_from([(1, False), (2, True), (2, False)]))
     if max_batches == 2 and not is_async and not reads_ahead:
         drafts = 0
     use_eagle = drafts > 0 and not chunked and (reads_ahead or draw(st.booleans()))
     batch = scale * draw(st.sampled_from([32, 8, 5]))
     modes = description["capabilities"].get("mamba_cache_modes", ["align", "all"])
+    if reads_ahead and "align" in modes:
+        # There are no drafts in the other one.
+        modes = ["align"]
     mode = draw(st.sampled_from(modes)) if enable_caching else "none"
     if recurrent:
         # No step of a request that has drafts is longer than a block of states.
-        drafts = min(drafts, size - 1)
+        size = next((each for each in (size, *known[:2]) if each > drafts), size)
+        block_sizes, drafts = [size for _ in infos], min(drafts, size - 1)
     if mode == "all":
         drafts, use_eagle = (0, False) if recurrent else (drafts, use_eagle)
     windows = [scale * window for window in WINDOWS]
@@ -131,6 +135,9 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
         if kinds[place] == "FullAttentionSpec":
             for optional in ("sliding_window", "attention_chunk_size"):
                 groups[-1]["spec"]["fields"].pop(optional, None)
+    if all(group["spec"] == groups[0]["spec"] for group in groups):
+        # A planner makes one group of layers that are all alike.
+        groups = [{**groups[0], "eagle": any(group["eagle"] for group in groups)}]
     real = [group["spec"]["fields"]["block_size"] for group in groups]
     scheduler_block_size = math.lcm(*real)
     hash_block_size = math.gcd(*real) if enable_caching else scheduler_block_size
@@ -139,6 +146,8 @@ def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool
     if enable_caching and len(groups) > 1 and not chunked and mode != "all":
         hash_block_size //= draw(st.sampled_from([1, 1, 2]))
     loads = "CrossAttentionSpec" not in kinds and draw(st.sampled_from([False, False, True]))
+    if recurrent and mode == "align":
+        loads = loads and bool(description["capabilities"].get("loads_states", True))
     return Setup(
         groups=groups,
         num_blocks=draw(st.sampled_from([12, 24, 8, 40])),
@@ -239,6 +248,21 @@ def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> N
     engine.finish(request, draw(st.lists(st.integers(0, CHOICES // STRAIGHT - 1), max_size=12)))
 
 
+def drafted(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """With room for everything: one request at a time, with many drafts for a step, few, or none."""
+    setup = setups(draw, description, subject, reads_ahead=True)
+    setup = replace(setup, num_blocks=100, loads=False, max_batches=1, is_async=False, use_eagle=False)
+    engine = Engine(stage, setup, description["parts"])
+    prompt = [0] * draw(st.integers(1, setup.max_model_len // 4))
+    # What comes of a step takes a few small digits; Hypothesis draws larger numbers less evenly.
+    for how in draw(st.lists(st.integers(0, (1 << 16) - 1), min_size=12, max_size=24)):
+        if not engine.running and not engine.waiting:
+            engine.submit(prompt, setup.max_model_len, encoder=setup.max_encoder_tokens)
+        # Scheduled with all there is, handed over, and back with this.
+        for choice in (0, 0, how * STRAIGHT):
+            engine.go_on(choice)
+
+
 _USED = (
     "create",
     "add",
@@ -266,4 +290,5 @@ WORKLOADS = [
     ),
     Workload("cache.resend", _PARTS, cache_subjects, resend, weight=0.3, unobserved=_UNOBSERVED),
     Workload("cache.alone", _PARTS, cache_subjects, alone, weight=0.2, unobserved=_UNOBSERVED),
+    Workload("cache.drafted", _PARTS, cache_subjects, drafted, unobserved=_UNOBSERVED),
 ]

@@ -630,10 +630,11 @@ class Engine:
             self._propose(request, pick)
 
     def _propose(self, request: Request, pick: Pick) -> None:
-        """Drafts for the next step: half of the times as many as can be."""
+        """Drafts for the next step: as many as can be, none, or some."""
         most = self.setup.drafts
         if most and not self.setup.is_async:
-            request.drafts = most - (pick(most + 1) if pick(2) else 0)
+            how = pick(3)
+            request.drafts = most if how == 0 else 0 if how == 1 else pick(most + 1)
 
     def _finish(self, request: Request) -> None:
         (self.running if request in self.running else self.waiting).remove(request)

@@ -61,15 +61,23 @@ def window_kept(runs: Runs) -> int:
             places = [*source, places[-1]]
         for place in places:
             if place >= len(table) or table[place] == null:
-                have = "no block" if place >= len(table) else "the null block"
+                have, gone = ("no block", "missing") if place >= len(table) else ("the null block", "freed")
                 raise LawBroken(
                     f"after {step.in_words()}: a block for positions {place * group.block_size} to "
                     f"{(place + 1) * group.block_size - 1}, since {confirmed(step)} tokens are computed for "
                     f"certain, so that positions from {first} on are read, and {end} have places",
                     f"{have} at {place} in {table}",
-                    ("missing" if place >= len(table) else "freed",),
+                    (", ".join([gone, *only_read_by(step, group, place)]),),
                 )
     return judged
+
+
+def only_read_by(step: Step, group: Group, place: int) -> tuple[str, ...]:
+    """Which tokens read a place that those to be scheduled do not, if they do not."""
+    if (place + 1) * group.block_size > group.first_read(step.start):
+        return ()
+    running = step.request is not None and step.request.computed == step.start
+    return ("under way" if running else "computed again",)
 
 
 def window_freed(runs: Runs) -> int:
@@ -436,7 +444,7 @@ LAWS = [
         ),
         why="Speculative decoding shrinks what is needed at every rejection: a crash there stops the engine.",
         sources=(*SOURCES, "vLLM up to 0.22.1: recurrent layers with fewer drafts than before"),
-        workload="cache.machine",
+        workload="cache.drafted",
         check=need_shrinks,
     ),
     Law(

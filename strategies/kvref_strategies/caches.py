@@ -249,9 +249,9 @@ def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def drafted(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """With room for everything: one request at a time, with many drafts for a step, few, or none."""
+    """One request at a time, with many drafts for a step, few, or none."""
     setup = setups(draw, description, subject, reads_ahead=True)
-    setup = replace(setup, num_blocks=100, loads=False, max_batches=1, is_async=False, use_eagle=False)
+    setup = replace(setup, loads=False, max_batches=1, is_async=False, use_eagle=False)
     engine = Engine(stage, setup, description["parts"])
     prompt = [0] * draw(st.integers(1, setup.max_model_len // 4))
     # What comes of a step takes a few small digits; Hypothesis draws larger numbers less evenly.

@@ -290,5 +290,5 @@ WORKLOADS = [
     ),
     Workload("cache.resend", _PARTS, cache_subjects, resend, weight=0.3, unobserved=_UNOBSERVED),
     Workload("cache.alone", _PARTS, cache_subjects, alone, weight=0.2, unobserved=_UNOBSERVED),
-    Workload("cache.drafted", _PARTS, cache_subjects, drafted, unobserved=_UNOBSERVED),
+    Workload("cache.drafted", _PARTS, cache_subjects, drafted, weight=0.25, unobserved=_UNOBSERVED),
 ]

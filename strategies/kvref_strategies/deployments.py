@@ -121,9 +121,9 @@ _PARTS = ("specs", "specs.derive", "planner")
 _SIZES = ("planner.block_sizes", "planner.construct")
 
 WORKLOADS = [
-    Workload("deployments.workers", (*_PARTS, "planner.workers"), _stages, workers, weight=0.4),
+    Workload("deployments.workers", (*_PARTS, "planner.workers"), _stages, workers, weight=0.2),
     # In processes of their own, since some lines are logged once in a process.
-    Workload("deployments.sizes", (*_PARTS, *_SIZES), families, sizes, isolated=True, weight=0.2),
+    Workload("deployments.sizes", (*_PARTS, *_SIZES), families, sizes, isolated=True, weight=0.1),
     Workload(
         "deployments.managers",
         (*_PARTS, "registry", *_SIZES),
@@ -132,5 +132,5 @@ WORKLOADS = [
         weight=0.2,
         unobserved="no manager is registered for it",
     ),
-    Workload("deployments.capacity", (*_PARTS, "planner.capacity"), families, capacity, weight=0.4),
+    Workload("deployments.capacity", (*_PARTS, "planner.capacity"), families, capacity, weight=0.2),
 ]

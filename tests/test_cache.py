@@ -257,17 +257,27 @@ class Engine:
         self.last_step[running.request_id] = certain
         if accepted:
             running.append_output_token_ids(accepted)
-            self.settle(running)
+            self.settle(running, len(accepted))
         self.manager.new_step_starts()
 
-    def settle(self, running: Request) -> None:
-        """A worker puts the state of the last accepted draft where the next step looks for it."""
+    def settle(self, running: Request, accepted: int) -> None:
+        """A worker puts the state of the last accepted draft where the next step looks for it.
+
+        In mode "all" also those of drafts at the end of a block.
+        """
         computed = running.num_computed_tokens
         for group, spec in enumerate(self.specs):
             if isinstance(spec, MambaSpec):
                 table = self.manager.get_block_ids(running.request_id)[group]
-                block = table[(computed - 1) // spec.block_size]
-                self.content[group][block, 0] = tuple(running.all_token_ids[:computed])
+                every = spec.mamba_cache_mode == "all"
+                ends = [
+                    end
+                    for end in range(computed - accepted, computed)
+                    if every and end % spec.block_size == 0
+                ]
+                for end in (*ends, computed):
+                    block = table[(end - 1) // spec.block_size]
+                    self.content[group][block, 0] = tuple(running.all_token_ids[:end])
 
     def read(self, running: Request, start: int, count: int) -> None:
         tables = self.manager.get_block_ids(running.request_id)

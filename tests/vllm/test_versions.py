@@ -51,7 +51,7 @@ ROWS = [
         "SinkFullAttentionSpec",
         "TypeError",
         WITH_REGISTRY,
-        ("0.22.1",),
+        (),
         control=FULL,
     ),
     Row("spec.merge-refuses-unequal", LATENT, "head_size", VERSIONS, (), control="SlidingWindowSpec"),

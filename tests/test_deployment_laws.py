@@ -240,6 +240,13 @@ def test_workers_in_their_own_way(events: list[Event]) -> None:
     assert workers_agree([events]) == 1
 
 
+def test_a_planner_that_refuses_everything_is_not_judged_by_its_workers() -> None:
+    assert (
+        workers_agree([[error("planner.groups", layers=LAYERS), error("planner.workers", workers=STAGES)]])
+        == 0
+    )
+
+
 @pytest.mark.parametrize(
     ("events", "wrong"),
     [

@@ -129,7 +129,8 @@ def workers_agree(runs: Runs) -> int:
         whole = next(
             (e["outcome"].get("value") for e in before if set(e["args"]["layers"]) == everything), None
         )
-        judged += 1
+        # Where the layers of all cannot be grouped either, a refusal says nothing.
+        judged += "value" in outcome or whole is not None
         if "error" in outcome:
             kind = outcome["error"]["type"]
             if whole and (all(alone) if alike else kind in INTERNAL_ERRORS):

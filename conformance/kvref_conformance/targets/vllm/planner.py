@@ -160,17 +160,26 @@ def engine_block_size(scheduled: Any) -> int:
     return min(sizes)
 
 
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 @contextmanager
 def log_lines() -> Iterator[list[str]]:
     """What is logged meanwhile, at the level that is shown by default."""
-    lines: list[str] = []
     logger = logging.getLogger("vllm")
-    handler, level = logging.Handler(logging.INFO), logger.level
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    handler, level = Lines(), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        yield lines
+        yield handler.lines
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)

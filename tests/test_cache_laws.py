@@ -210,6 +210,10 @@ def other_block_size(events: list[Event]) -> None:
     events[place]["outcome"]["value"][0]["block_size"] = 16
 
 
+def not_made(events: list[Event]) -> None:
+    events[of(events, "cache.create")]["outcome"] = {"error": {"type": "TypeError", "message": "no"}}
+
+
 def little_memory(events: list[Event]) -> None:
     events[1]["outcome"]["value"] = 1
 
@@ -228,6 +232,7 @@ CHANGES: list[tuple[str, str, Callable[[list[Event]], None]]] = [
     ("manager.new-ids", "full", told_twice),
     ("manager.zeroing-reported", "full", not_told),
     ("manager.free-returns-all", "full", table_left),
+    ("coordinator.constructible", "full", not_made),
     ("coordinator.hit-maximal", "full", hit_that_is_not_there),
     ("coordinator.hit-aligned", "full", list_one_longer),
     ("coordinator.lookup-total", "full", lookup_failed),

@@ -68,6 +68,7 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.manager:last_new_block_not_told": "manager.zeroing-reported",
     "kvref_conformance.faults.manager:kept_while_under_way": "manager.free-returns-all",
     "kvref_conformance.faults.manager:hit_within_a_block_not_copied": "manager.copies-reported",
+    "kvref_conformance.faults.coordinator:hashes_finer_than_blocks_refused": "coordinator.constructible",
     "kvref_conformance.faults.coordinator:blocks_of_the_first_group_for_all": "coordinator.hit-maximal",
     "kvref_conformance.faults.coordinator:list_not_cut_to_the_hit": "coordinator.hit-aligned",
     "kvref_conformance.faults.coordinator:last_full_block_gets_no_key": "coordinator.resend-hits",

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvref import coordinators
+from kvref.errors import InvalidConfigError
 from kvref.managers import SingleTypeKVCacheManager
+from kvref.planning import KVCacheConfig
 from kvref.request import Request
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
+_check_block_sizes = coordinators._check_block_sizes
 _get_hit_blocks = SingleTypeKVCacheManager.get_hit_blocks
 _cache_blocks = SingleTypeKVCacheManager.cache_blocks
 _get_num_common_prefix_blocks = SingleTypeKVCacheManager.get_num_common_prefix_blocks
+
+
+def hashes_finer_than_blocks_refused() -> ReferenceTarget:
+    """A scheduler that hashes finer than any group's blocks gets no cache manager."""
+
+    def check_block_sizes(
+        config: KVCacheConfig, scheduler_block_size: int, hash_block_size: int, enable_caching: bool
+    ) -> None:
+        _check_block_sizes(config, scheduler_block_size, hash_block_size, enable_caching)
+        if all(group.kv_cache_spec.block_size > hash_block_size for group in config.kv_cache_groups):
+            raise InvalidConfigError(f"hash_block_size {hash_block_size} is no group's block size")
+
+    break_it(coordinators, "_check_block_sizes", check_block_sizes)
+    return ReferenceTarget()
 
 
 def blocks_of_the_first_group_for_all() -> ReferenceTarget:

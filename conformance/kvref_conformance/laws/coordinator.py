@@ -262,7 +262,41 @@ def eagle_one_unit(runs: Runs) -> int:
     return judged
 
 
+def constructible(runs: Runs) -> int:
+    """A cache manager can be made for the groups and sizes that an engine starts with."""
+    judged = 0
+    for event in runs[0]:
+        if event["op"] != "cache.create" or "died" in event["outcome"]:
+            continue
+        judged += 1
+        if error := event["outcome"].get("error"):
+            groups = [
+                f"{group['spec']['class']} with blocks of {group['spec']['fields']['block_size']} tokens"
+                for group in event["args"]["groups"]
+            ]
+            sizes = ("scheduler_block_size", "hash_block_size", "num_blocks")
+            raise LawBroken(
+                f"a cache manager for groups of {', '.join(groups)} with "
+                + ", ".join(f"{name}={event['args'][name]}" for name in sizes),
+                f"{error['type']}: {error['message']}",
+                (error["type"],),
+            )
+    return judged
+
+
 LAWS = [
+    Law(
+        id="coordinator.constructible",
+        level=Level.SAFETY,
+        statement=(
+            "A cache manager can be made for every set of groups, block sizes and sizes of the pool that an "
+            "engine may start with."
+        ),
+        why="An engine with such a model does not start, and no other law has a cache to judge.",
+        sources=("vLLM RFC 36668", "vLLM PR 44165"),
+        workload="cache.machine",
+        check=constructible,
+    ),
     Law(
         id="coordinator.hit-maximal",
         level=Level.SAFETY,

@@ -1,0 +1,176 @@
+"""The protocol an implementation under test offers.
+
+A `Target` has a name, a version, capabilities and *parts*. A part is any object, a module included,
+whose functions take and return plain data (numbers, strings, lists, dictionaries), never objects of
+the implementation: that keeps programs short, traces readable, and one suite usable for every
+implementation.
+
+An operation is written `"<part>.<function>"` with keyword arguments; `perform` runs one. A target that
+lacks a part leaves the attribute as `None` or out, and the laws that need the part do not apply.
+
+How values are written as plain data:
+
+* `torch.dtype`: `"torch.float16"`; an enum member: `{"enum": "KVQuantMode", "name": "NONE"}`;
+  a fraction: `{"fraction": [1, 4]}`; a tuple: a list; a spec inside a spec: its descriptor;
+* anything else: `{"opaque": repr}`, which can be compared but not built from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypedDict
+
+from kvref.target.cache import (
+    Allocation,
+    CacheEvent,
+    CacheGroup,
+    CachePart,
+    CacheShape,
+    CacheState,
+    Copy,
+    Hit,
+)
+from kvref.target.drift import Call, DriftPart, Override, Parameter, PluginInfo, Replaced
+from kvref.target.hashing import Content, ContentItem, HashingPart
+from kvref.target.planner import (
+    BlockSizes,
+    Capacity,
+    CapacityReport,
+    Constructed,
+    Plan,
+    PlannedGroup,
+    PlannedLayer,
+    PlannerPart,
+    SizedPlan,
+    Storage,
+    WorkerLayers,
+)
+from kvref.target.pool import PoolPart, PoolShape, PoolState
+from kvref.target.registry import Races, Registration, RegistryEntry, RegistryPart, Step
+from kvref.target.specs import (
+    FieldInfo,
+    SpecClassInfo,
+    SpecDescriptor,
+    SpecFacts,
+    SpecsPart,
+    Twins,
+    Unpickled,
+)
+from kvref.target.values import Json
+
+__all__ = [
+    "Allocation",
+    "BlockSizes",
+    "CacheEvent",
+    "CacheGroup",
+    "CachePart",
+    "CacheShape",
+    "CacheState",
+    "Call",
+    "Capacity",
+    "CapacityReport",
+    "Constructed",
+    "Content",
+    "ContentItem",
+    "Copy",
+    "DriftPart",
+    "FieldInfo",
+    "HashingPart",
+    "Hit",
+    "Json",
+    "Outcome",
+    "Override",
+    "Parameter",
+    "Plan",
+    "PlannedGroup",
+    "PlannedLayer",
+    "PlannerPart",
+    "PluginInfo",
+    "PoolPart",
+    "PoolShape",
+    "PoolState",
+    "Races",
+    "Registration",
+    "RegistryEntry",
+    "RegistryPart",
+    "Replaced",
+    "SizedPlan",
+    "SpecClassInfo",
+    "SpecDescriptor",
+    "SpecFacts",
+    "SpecsPart",
+    "Step",
+    "Storage",
+    "Target",
+    "Twins",
+    "Unpickled",
+    "WorkerLayers",
+    "perform",
+]
+
+
+class Outcome(TypedDict, total=False):
+    """What an operation answered: exactly one of `value`, `error`, `died`."""
+
+    value: Json
+    error: dict[str, str]
+    """`type` and `message` of the exception that the operation raised."""
+    died: str
+    """How the process ended, or that it gave no answer in time."""
+
+
+class Target(Protocol):
+    """An implementation under test."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Mapping[str, Json]:
+        """What the implementation declares beyond the parts it has, by capability name."""
+        ...
+
+    @property
+    def specs(self) -> SpecsPart | None: ...
+
+    @property
+    def registry(self) -> RegistryPart | None: ...
+
+    @property
+    def drift(self) -> DriftPart | None: ...
+
+    @property
+    def hashing(self) -> HashingPart | None: ...
+
+    @property
+    def planner(self) -> PlannerPart | None: ...
+
+    @property
+    def pool(self) -> PoolPart | None: ...
+
+    @property
+    def cache(self) -> CachePart | None: ...
+
+    @property
+    def plugin(self) -> PluginInfo | None:
+        """The plugin it runs with, or None. With the interpreter option `-X kvref-no-plugin` it has none."""
+        ...
+
+
+def perform(target: Target, operation: str, arguments: Mapping[str, Json]) -> Outcome:
+    """Run one operation and tell what came of it; no `Exception` of the target escapes.
+
+    Raises:
+        LookupError: the target has no such part or function, which is the caller's mistake.
+    """
+    part_name, _, function_name = operation.partition(".")
+    function = getattr(getattr(target, part_name, None), function_name, None)
+    if function is None:
+        raise LookupError(f"target {target.name!r} has no operation {operation!r}")
+    try:
+        return {"value": function(**arguments)}
+    except Exception as error:
+        return {"error": {"type": type(error).__name__, "message": str(error)}}

@@ -67,6 +67,8 @@ def report() -> dict[str, Any]:
                 "steps": 0,
                 "seconds": 0.4,
                 "exploring_seconds": 0.3,
+                "driven_steps": 0,
+                "driven_seconds": 0.0,
                 "message": "",
                 "expected": "merge([s]) == s",
                 "observed": "alignment is None",

@@ -35,6 +35,8 @@ from kvref.target import (
     Target,
 )
 from kvref_conformance.channel import Channel, Message
+from kvref_conformance.explorer import warm_up
+from kvref_conformance.huge_pages import use_huge_pages
 from kvref_conformance.programs_runtime import how_it_ended
 from kvref_conformance.session import NotJudged, kill_group
 from kvref_conformance.stage import answer
@@ -79,8 +81,10 @@ def serve(config: dict[str, Any]) -> NoReturn:
         except BaseException as error:
             control.send({"failed": _explain(error)})
         else:
+            warm_up(folder / "hypothesis")
             # What is imported stays: children need not look through it, nor copy it, to collect garbage.
             gc.freeze()
+            use_huge_pages()
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(os.fspath(folder / "host.sock"))
                 listener.listen(64)

@@ -1,39 +1,48 @@
-"""Reduce a trace that ends its process or hangs it, by running ever smaller ones in fresh processes."""
+"""Find the smallest program that still fails, by running ever smaller ones."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from kvref_conformance.results import Trace
 
 MAX_SECONDS = 60.0
 
+T = TypeVar("T")
+
+
+def shortest(items: Sequence[T], fails: Callable[[list[T]], bool], deadline: float) -> list[T]:
+    """Leave out items, many in a row at first and later ones before earlier, as long as the rest `fails`.
+
+    Raises what `fails` raises. At the `deadline` (of the monotonic clock) it takes what it has.
+    """
+    left = list(items)
+    number = len(left)
+    while number:
+        place = len(left) - number
+        while place >= 0 and time.monotonic() < deadline:
+            smaller = left[:place] + left[place + number :]
+            if smaller and fails(smaller):
+                left = smaller
+            place -= max(1, number // 2)
+        number //= 2
+    return left
+
 
 def reduce_death(trace: Trace, dies: Callable[[Trace], bool], seconds: float = MAX_SECONDS) -> Trace:
-    """Leave out operations, many at a time at first, as long as what is left still `dies`."""
-    deadline = time.monotonic() + seconds
-    number = max(len(run["operations"]) for run in trace["runs"])
-    while number:
-        for smaller in _without(number, trace):
-            if time.monotonic() > deadline:
-                return trace
-            if dies(smaller):
-                trace = smaller
-                break
-        else:
-            number //= 2
-    return trace
+    """A trace that ends its process or hangs it, without the operations that it can do without."""
+    operations = [(place, each) for place, run in enumerate(trace["runs"]) for each in run["operations"]]
 
+    def rebuilt(left: Sequence[tuple[int, Any]]) -> Trace:
+        runs = itertools.groupby(left, itemgetter(0))
+        return {
+            "runs": [{**trace["runs"][place], "operations": [each for _, each in run]} for place, run in runs]
+        }
 
-def _without(number: int, trace: Trace) -> list[Trace]:
-    """The trace without so many operations in a row, for every place they can be taken from; later first."""
-    smaller = []
-    for r, run in enumerate(trace["runs"]):
-        for place in reversed(range(len(run["operations"]) - number + 1)):
-            operations = run["operations"][:place] + run["operations"][place + number :]
-            rest = [{**run, "operations": operations}] if operations else []
-            runs = trace["runs"][:r] + rest + trace["runs"][r + 1 :]
-            if runs:
-                smaller.append({"runs": runs})
-    return smaller
+    return rebuilt(
+        shortest(operations, lambda left: dies(rebuilt(left)), time.monotonic() + seconds)
+    )

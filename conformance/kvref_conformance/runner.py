@@ -32,6 +32,9 @@ from kvref_strategies.workload import Description
 DEPTHS = {"quick": 100, "standard": 500, "deep": 5000}
 """Examples of a workload for one subject, before its weight."""
 
+DRIVEN = {"standard": 20, "deep": 200}
+"""Driven examples of a workload for one subject, at the depths that have any."""
+
 REDUCING_TIMEOUT = 5.0
 """Seconds an operation may take while a trace that hangs is reduced."""
 
@@ -256,6 +259,7 @@ class Runner:
                         description=self._description,
                         seed=self._options.seed,
                         examples=DEPTHS[self._options.depth],
+                        driven=DRIVEN.get(self._options.depth, 0),
                         timeout=self._worker.timeout,
                     )
                 except NotJudged as error:
@@ -297,9 +301,8 @@ class Runner:
                 own += self._stale_rows(law, unit.subject, facets, findings["examples"])
             for row in own or [_row(law, unit.subject, Status.HOLDS)]:
                 row.examples = findings["examples"]
-                row.steps = unit.findings["steps"] if unit.findings else 0
                 row.seconds = round(unit.seconds, 3)
-                row.exploring_seconds = round(unit.findings["seconds"], 3) if unit.findings else 0.0
+                _count(row, [unit])
                 rows.append(row)
         return rows
 
@@ -355,7 +358,7 @@ class Runner:
         row.facet = found["facet"]
         if "trace" not in found:
             row.status = Status.UNCONFIRMED
-            row.message = found.get("unstable", "it broke once, and never again from the same seed")
+            row.message = found.get("unstable", "it broke once, and never again when it was asked the same")
             return row
         row.expected, row.observed = found["expected"], found["observed"]
         row.message = f"expected {row.expected}; observed {row.observed}"
@@ -398,10 +401,8 @@ class Runner:
         rows += [self._known_row(ANSWERS, entry) for entry in expected]
         for row in rows:
             row.examples = examples
-            row.steps = sum(unit.findings["steps"] for unit in units if unit.findings)
             row.seconds = round(sum(unit.seconds for unit in units), 3)
-            exploring = sum(unit.findings["seconds"] for unit in units if unit.findings)
-            row.exploring_seconds = round(exploring, 3)
+            _count(row, units)
         return rows
 
     def _death_row(self, unit: Unit) -> Row:
@@ -512,6 +513,15 @@ class Runner:
 
 def _row(law: Law, subject: str, status: Status, message: str = "") -> Row:
     return Row(law=law.id, level=law.level, subject=subject, status=status, message=message)
+
+
+def _count(row: Row, units: list[Unit]) -> None:
+    """Add up the operations of the units' examples, and the time that these took."""
+    findings = [unit.findings for unit in units if unit.findings]
+    row.steps = sum(each["steps"] for each in findings)
+    row.exploring_seconds = round(sum(each["seconds"] for each in findings), 3)
+    row.driven_steps = sum(each["driven_steps"] for each in findings)
+    row.driven_seconds = round(sum(each["driven_seconds"] for each in findings), 3)
 
 
 def _death_facet(unit: Unit) -> str:

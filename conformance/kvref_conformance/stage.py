@@ -21,22 +21,33 @@ class Died(Exception):
     """The target's process ended, or stopped answering, at the last operation."""
 
 
-def answer(target: Target, operation: str, arguments: dict[str, Any]) -> Outcome:
-    """What the operation answers, as it reads after a journey through JSON.
+def raw_answer(target: Target, operation: str, arguments: dict[str, Any]) -> Outcome:
+    """What the operation answers.
 
     What would end a process, `sys.exit()` say, ends it as far as the laws are concerned.
 
     Raises:
-        NotJudged: there is no such operation, or its answer is not what the protocol asks for.
+        NotJudged: there is no such operation.
     """
     try:
-        outcome = perform(target, operation, arguments)
+        return perform(target, operation, arguments)
     except LookupError as error:
         raise NotJudged(str(error)) from error
     except Exception as error:
         raise NotJudged(f"{operation} raised an exception that cannot be told as text") from error
     except BaseException as error:
         return {"died": f"raised {type(error).__name__}, which ends a process"}
+
+
+def answer(target: Target, operation: str, arguments: dict[str, Any]) -> Outcome:
+    """The same, as it reads after a journey through JSON.
+
+    Raises:
+        NotJudged: there is no such operation, or its answer is not what the protocol asks for.
+    """
+    outcome = raw_answer(target, operation, arguments)
+    if "died" in outcome:
+        return outcome
     try:
         text = json.dumps(outcome, allow_nan=False)
     except Exception as error:
@@ -199,12 +210,12 @@ class Stage:
     def perform(self, operation: str, /, **arguments: Any) -> Outcome:
         # Results are compared with traces that went through JSON, so they do here too.
         text = json.dumps(arguments)
-        event: dict[str, Any] = {"op": operation, "args": json.loads(text)}
-        event["outcome"] = self._perform(operation, text)
-        self.runs[-1].append(event)
-        if "died" in event["outcome"]:
+        return self._note(operation, json.loads(text), self._perform(operation, text))
+
+    def _note(self, operation: str, arguments: dict[str, Any], outcome: Outcome) -> Outcome:
+        self.runs[-1].append({"op": operation, "args": arguments, "outcome": outcome})
+        if "died" in outcome:
             raise Died
-        outcome: Outcome = event["outcome"]
         return outcome
 
     def fresh(self, *flags: str) -> None:
@@ -217,6 +228,12 @@ class Stage:
     @property
     def steps(self) -> int:
         return sum(len(events) for events in self.runs)
+
+    @property
+    def died(self) -> str:
+        """How the target's process ended at the last operation, if it did."""
+        last = self.runs[-1][-1]["outcome"] if self.runs[-1] else {}
+        return str(last.get("died", ""))
 
     def trace(self) -> Trace:
         return {
@@ -290,6 +307,21 @@ class LocalStage(Stage):
         outcome = answer(self._target, operation, json.loads(arguments))
         self._journal.came_back()
         return outcome
+
+
+class SwiftStage(Stage):
+    """Performs in this process, and keeps what goes in and comes out as it is.
+
+    What a target does later to its arguments or answers shows in what was kept: whoever finds something here
+    looks again on another stage.
+    """
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self._target = target
+
+    def perform(self, operation: str, /, **arguments: Any) -> Outcome:
+        return self._note(operation, arguments, raw_answer(self._target, operation, arguments))
 
 
 class IsolatedStage(Stage):

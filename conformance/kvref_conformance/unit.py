@@ -2,46 +2,30 @@
 
 The first pass makes all examples and lets every law look at each of them, so that no failure hides
 another. Then each law and facet found broken, and not known, is searched again from the same seed with
-that one as the only judge, and Hypothesis reduces the example.
+that one as the only judge, and Hypothesis reduces the example. What broke in driven examples alone is
+reduced by the driver.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, strategies as st
-from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.errors import Flaky, HypothesisException
-from hypothesis.reporting import with_reporter
-from hypothesis.stateful import run_state_machine_as_test
 
 from kvref.target import Target
 from kvref_conformance.channel import Channel, Message
+from kvref_conformance.driver import Driver, Example
+from kvref_conformance.explorer import Explorer
 from kvref_conformance.laws import LAWS, Law, LawBroken
 from kvref_conformance.stage import Died, IsolatedStage, Journal, LocalStage, Stage
 from kvref_strategies.catalogue import WORKLOADS
-from kvref_strategies.workload import Machine, Workload
 
 MAX_FACETS = 6
 """Facets of one law that are reduced for one subject; further ones are named only."""
 
-STEPS_PER_EXAMPLE = 20
-"""Rules a state machine runs in one example."""
-
 PROGRESS_SECONDS = 0.2
-
-_SUPPRESSED = (
-    HealthCheck.too_slow,
-    HealthCheck.data_too_large,
-    HealthCheck.filter_too_much,
-    HealthCheck.large_base_example,
-)
-"""The time an example takes is the target's, and a law that drew nothing is told as such."""
 
 LONGEST_TEXT = 4000
 """Characters kept of what a law expected and observed: an answer in it may be huge."""
@@ -55,70 +39,17 @@ class _Stop(BaseException):
     """Ends an exploration from within an example."""
 
 
-class Explorer:
-    """Makes the examples of one workload for one subject, from one seed."""
+class Progress:
+    """Tells now and then that the unit goes on, and how many examples there were."""
 
-    def __init__(self, workload: Workload, request: Message, new_stage: Callable[[], Stage]) -> None:
-        self._workload = workload
-        self._description = request["description"]
-        self._subject: str = request["subject"]
-        self._seed: int = request["seed"]
-        self._examples: int = request["examples"]
-        self._new_stage = new_stage
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._last = time.monotonic()
 
-    def explore(self, judge: Callable[[Stage], None], *, reduce: bool) -> None:
-        """Make every example and hand it to `judge`; with `reduce`, shrink the first it objects to."""
-        phases = (Phase.generate, Phase.shrink) if reduce else (Phase.generate,)
-        settings = hypothesis.settings(
-            max_examples=self._examples,
-            phases=phases,
-            deadline=None,
-            database=None,
-            report_multiple_bugs=False,
-            print_blob=False,
-            stateful_step_count=STEPS_PER_EXAMPLE,
-            suppress_health_check=_SUPPRESSED,
-        )
-        examples = self._workload.examples
-        with with_reporter(lambda _: None):
-            if isinstance(examples, type):
-                self._run_machine(examples, settings, judge)
-            else:
-
-                @hypothesis.seed(self._seed)
-                @settings
-                @hypothesis.given(data=st.data())
-                def example(data: st.DataObject) -> None:
-                    stage = self._new_stage()
-                    try:
-                        examples(data.draw, stage, self._description, self._subject)
-                    except Died:
-                        pass
-                    finally:
-                        stage.close()
-                    judge(stage)
-
-                example()
-
-    def _run_machine(
-        self, machine: type[Machine], settings: hypothesis.settings, judge: Callable[[Stage], None]
-    ) -> None:
-        new_stage, description, subject = self._new_stage, self._description, self._subject
-
-        class Judged(machine):  # type: ignore[misc, valid-type]
-            def __init__(self) -> None:
-                self.recorded = new_stage()
-                super().__init__(self.recorded, description, subject)
-
-            def teardown(self) -> None:
-                self.recorded.close()
-                # Hypothesis gives an example up by raising; there is nothing to judge then.
-                if sys.exception() is None or isinstance(sys.exception(), Died):
-                    judge(self.recorded)
-
-        Judged.__name__ = machine.__name__
-        hypothesis.seed(self._seed)(Judged)
-        run_state_machine_as_test(Judged, settings=settings)
+    def __call__(self, examples: int | None = None) -> None:
+        if time.monotonic() - self._last > PROGRESS_SECONDS:
+            self._last = time.monotonic()
+            self._channel.send({"progress": examples})
 
 
 def run_unit(target: Target, request: Message, channel: Channel) -> None:
@@ -132,43 +63,42 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
         return LocalStage(target, journal)
 
     journal = Journal(Path(request["journal"]))
-    # Hypothesis keeps notes; the folder that the user happens to be in is no place for them.
-    set_hypothesis_home_dir(Path(request["journal"]).with_name("hypothesis"))
+    progress = Progress(channel)
     explorer = Explorer(workload, request, new_stage)
-    findings = _collect(explorer, laws, channel)
+    findings = _collect(explorer, laws, progress)
+    driver = Driver(target, workload, request, journal)
+    driven = _drive(driver, explorer.setups(request["driven"]), laws, findings, progress)
     for law in laws:
         found = findings["laws"][law.id]
         accepted = request["accepted"].get(law.id, ())
-        facets = sorted(found.pop("facets") - set(request["known"].get(law.id, ())))
+        drawn = found.pop("facets")
+        facets = sorted(drawn.union(driven[law.id]) - set(request["known"].get(law.id, ())))
         facets.sort(key=lambda facet: facet in accepted)
-        found["broken"] = [_reduce(explorer, law, facet, channel) for facet in facets[:MAX_FACETS]]
+        found["broken"] = [
+            _reduce(explorer, law, facet, progress)
+            if facet in drawn
+            else _reduce_driven(driver, driven[law.id][facet], law, facet, progress)
+            for facet in facets[:MAX_FACETS]
+        ]
         found["unreduced"] = facets[MAX_FACETS:]
     channel.send({"findings": findings})
 
 
-def _collect(explorer: Explorer, laws: list[Law], channel: Channel) -> dict[str, Any]:
+def _collect(explorer: Explorer, laws: list[Law], progress: Progress) -> dict[str, Any]:
     """Every example, judged by every law."""
     per_law: dict[str, dict[str, Any]] = {law.id: {"examples": 0, "facets": set()} for law in laws}
     findings: dict[str, Any] = {"laws": per_law, "examples": 0, "steps": 0, "died": None}
-    started = last_report = time.monotonic()
+    started = time.monotonic()
 
     def judge(stage: Stage) -> None:
-        nonlocal last_report
         findings["examples"] += 1
         findings["steps"] += stage.steps
         for law in laws:
-            try:
-                judged = law.check(stage.runs)
-            except LawBroken as broken:
-                per_law[law.id]["facets"].update(broken.facets)
-                judged = 1
-            per_law[law.id]["examples"] += judged > 0
-        if stage.runs[-1] and "died" in stage.runs[-1][-1]["outcome"]:
-            findings["died"] = {"how": stage.runs[-1][-1]["outcome"]["died"], "trace": stage.trace()}
+            per_law[law.id]["facets"].update(_judge(law, stage, per_law))
+        if died := stage.died:
+            findings["died"] = {"how": died, "trace": stage.trace()}
             raise _Stop
-        if time.monotonic() - last_report > PROGRESS_SECONDS:
-            last_report = time.monotonic()
-            channel.send({"progress": findings["examples"]})
+        progress(findings["examples"])
 
     try:
         explorer.explore(judge, reduce=False)
@@ -177,30 +107,74 @@ def _collect(explorer: Explorer, laws: list[Law], channel: Channel) -> dict[str,
     return {**findings, "seconds": time.monotonic() - started}
 
 
+def _judge(law: Law, stage: Stage, per_law: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """The ways in which the example breaks the law; it counts if it gave the law anything to judge."""
+    try:
+        judged, facets = law.check(stage.runs), ()
+    except LawBroken as broken:
+        judged, facets = 1, broken.facets
+    per_law[law.id]["examples"] += judged > 0
+    return facets
+
+
+def _drive(
+    driver: Driver,
+    setups: list[dict[str, Any]],
+    laws: list[Law],
+    findings: dict[str, Any],
+    progress: Progress,
+) -> dict[str, dict[str, Example]]:
+    """An example that goes on from each setup, judged by every law: those that broke it, by law and facet."""
+    broken: dict[str, dict[str, Example]] = {law.id: {} for law in laws}
+    findings |= {"driven_steps": 0, "driven_seconds": 0.0}
+    started = time.monotonic()
+    for example in driver.examples(setups):
+        if findings["died"]:
+            break
+        stage = driver.perform_swiftly(example)
+        findings["examples"] += 1
+        findings["driven_steps"] += stage.steps
+        for law in laws:
+            for facet in _judge(law, stage, findings["laws"]):
+                broken[law.id].setdefault(facet, example)
+        if died := stage.died:
+            findings["died"] = {"how": died, "trace": stage.trace()}
+        progress(findings["examples"])
+    if setups:
+        findings["driven_seconds"] = time.monotonic() - started
+    return broken
+
+
 def _short(text: str) -> str:
     if len(text) <= LONGEST_TEXT:
         return text
     return f"{text[:LONGEST_TEXT]}... ({len(text)} characters)"
 
 
-def _reduce(explorer: Explorer, law: Law, facet: str, channel: Channel) -> dict[str, Any]:
+def _shown(law: Law, stage: Stage, facet: str) -> dict[str, Any] | None:
+    """How the example breaks the law in this way, if it does."""
+    try:
+        law.check(stage.runs)
+    except LawBroken as broken:
+        if facet in broken.facets:
+            return {
+                "facet": facet,
+                "expected": _short(broken.expected),
+                "observed": _short(broken.observed),
+                "trace": stage.trace(),
+            }
+    return None
+
+
+def _reduce(explorer: Explorer, law: Law, facet: str, progress: Progress) -> dict[str, Any]:
     """The smallest example found in which the law breaks in this way."""
     smallest: dict[str, Any] = {"facet": facet}
-    last_report = time.monotonic()
 
     def judge(stage: Stage) -> None:
-        nonlocal last_report
-        if time.monotonic() - last_report > PROGRESS_SECONDS:
-            last_report = time.monotonic()
-            channel.send({"progress": None})
-        try:
-            law.check(stage.runs)
-        except LawBroken as broken:
-            if facet in broken.facets:
-                smallest.update(
-                    expected=_short(broken.expected), observed=_short(broken.observed), trace=stage.trace()
-                )
-                raise _Found(facet) from None
+        progress()
+        if shown := _shown(law, stage, facet):
+            smallest.update(shown)
+            raise _Found(facet)
 
     try:
         explorer.explore(judge, reduce=True)
@@ -208,4 +182,20 @@ def _reduce(explorer: Explorer, law: Law, facet: str, channel: Channel) -> dict[
         pass
     except (Flaky, HypothesisException) as error:
         smallest["unstable"] = f"{type(error).__name__}: the target answers differently when asked again"
+    return smallest
+
+
+def _reduce_driven(
+    driver: Driver, example: Example, law: Law, facet: str, progress: Progress
+) -> dict[str, Any]:
+    """The smallest example like this one in which the law breaks in this way."""
+    smallest: dict[str, Any] = {"facet": facet}
+
+    def breaks(stage: Stage) -> bool:
+        progress()
+        shown = _shown(law, stage, facet)
+        smallest.update(shown or {})
+        return shown is not None
+
+    driver.reduce(example, breaks)
     return smallest

@@ -10,10 +10,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from kvref_conformance.driver import in_full
 from kvref_conformance.laws import Law
 from kvref_conformance.results import Trace
 from kvref_conformance.session import Hosts, NotJudged, end_of, kill_group, open_child
-from kvref_conformance.stage import Journal
+from kvref_conformance.stage import IsolatedStage, Journal
 from kvref_strategies.workload import Description, Workload
 
 _POLL_SECONDS = 0.5
@@ -58,7 +59,15 @@ class Running:
     """A unit in its child process. Raises `NotJudged` when there can be none."""
 
     def __init__(
-        self, unit: Unit, *, hosts: Hosts, description: Description, seed: int, examples: int, timeout: float
+        self,
+        unit: Unit,
+        *,
+        hosts: Hosts,
+        description: Description,
+        seed: int,
+        examples: int,
+        driven: int,
+        timeout: float,
     ) -> None:
         self.unit = unit
         self._address = Path(hosts[""])
@@ -66,6 +75,7 @@ class Running:
         self._started = self._heard = time.monotonic()
         self._timeout = timeout
         self._state: object = None
+        self._hosts, self._description = hosts, description
         self.channel, self._pid = open_child(hosts[""], timeout)
         request = {
             "kind": "unit",
@@ -77,6 +87,7 @@ class Running:
             "description": description,
             "seed": seed_of(seed, unit.workload.name, unit.subject),
             "examples": max(1, round(examples * unit.workload.weight)),
+            "driven": driven,
             "hosts": dict(hosts),
             "timeout": timeout,
             "journal": str(self._journal),
@@ -128,7 +139,10 @@ class Running:
 
     def _die(self, how: str) -> None:
         self.unit.death = how
-        self.unit.death_trace = Journal.read(self._journal)
+        if trace := Journal.read(self._journal):
+            stage = IsolatedStage(self._hosts, self._timeout, Journal(self._journal))
+            trace = in_full(trace, self.unit.workload, stage, self._description)
+        self.unit.death_trace = trace
         self._end()
 
     def _end(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis.stateful import initialize, rule
 from kvref.target import CacheGroup, SpecClassInfo
 from kvref_strategies.engine import CHOICES, STRAIGHT, Engine, Setup
 from kvref_strategies.specs import class_info, declares, judged, minimal, missing_menu
-from kvref_strategies.workload import Description, Draw, Machine, Stage, Subjects, Workload
+from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
 KINDS = (
     "FullAttentionSpec",
@@ -198,6 +199,21 @@ class CacheMachine(Machine):
         self.engine.go_on(choice)
 
 
+def drive(
+    stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]
+) -> None:
+    """The same, told beforehand how it goes on."""
+    made = Setup(**setup)
+    memory_of(stage, made, made.groups[0])
+    engine = Engine(stage, made, description["parts"])
+    for choice in choices:
+        engine.go_on(choice)
+
+
+def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
+    return asdict(setups(draw, description, subject))
+
+
 def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """With room for everything: compute a prompt, then look for others that begin like it.
 
@@ -287,6 +303,7 @@ WORKLOADS = [
         CacheMachine,
         weight=0.5,
         unobserved=_UNOBSERVED,
+        driven=Driven(drawn, drive, CHOICES),
     ),
     Workload("cache.resend", _PARTS, cache_subjects, resend, weight=0.3, unobserved=_UNOBSERVED),
     Workload("cache.alone", _PARTS, cache_subjects, alone, weight=0.2, unobserved=_UNOBSERVED),

@@ -207,7 +207,8 @@ class Engine:
             (self.to_open, self.open),
             (self.to_compare, self.common_prefix),
         ]
-        return [(these, act) for choices, act in kinds if (these := choices())]
+        choices = {these: these() for these in dict.fromkeys(these for these, _ in kinds)}
+        return [(choices[these], act) for these, act in kinds if choices[these]]
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         """Perform an operation; what it answers, or None if it failed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hypothesis import strategies as st
@@ -35,8 +36,14 @@ class ClassTree:
 
     description: Description
     bases: dict[str, list[str]] = field(default_factory=dict)
+    """Of the classes that are defined on top. They are added to, and never changed."""
+    _ancestors: dict[str, set[str]] = field(default_factory=dict)
+    _kinds: dict[str, SpecClassInfo] = field(default_factory=dict)
+    _fields: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _possible_bases: dict[int, list[list[str]]] = field(default_factory=dict)
+    """By the number of classes that were defined."""
 
-    @property
+    @cached_property
     def stock(self) -> list[SpecClassInfo]:
         """The target's own classes that describe a layer and that specs can be drawn for."""
         infos = self.description["classes"]
@@ -44,9 +51,11 @@ class ClassTree:
 
     def kind(self, name: str) -> SpecClassInfo:
         """The most derived of the target's own classes among the ancestors of `name`."""
-        if name not in self.bases:
-            return class_info(self.description, name)
-        return max((self.kind(base) for base in self.bases[name]), key=lambda info: len(info["mro"]))
+        if name not in self._kinds:
+            kinds = [self.kind(base) for base in self.bases.get(name, ())]
+            own = [] if kinds else [class_info(self.description, name)]
+            self._kinds[name] = max(own + kinds, key=lambda info: len(info["mro"]))
+        return self._kinds[name]
 
     def joinable(self, bases: list[str]) -> bool:
         """Whether the classes can be bases of one class: one line of descent, none twice over."""
@@ -57,13 +66,17 @@ class ClassTree:
         )
 
     def ancestors(self, name: str) -> set[str]:
-        if name not in self.bases:
-            return set(class_info(self.description, name)["mro"])
-        return {name}.union(*(self.ancestors(base) for base in self.bases[name]))
+        if name not in self._ancestors:
+            known = [self.ancestors(base) for base in self.bases.get(name, ())]
+            own = {name} if known else set(class_info(self.description, name)["mro"])
+            self._ancestors[name] = own.union(*known)
+        return self._ancestors[name]
 
     def spec(self, name: str) -> SpecDescriptor:
         """The simplest spec of the class."""
-        return {"class": name, "fields": minimal(self.kind(name))["fields"]}
+        if name not in self._fields:
+            self._fields[name] = minimal(self.kind(name))["fields"]
+        return {"class": name, "fields": dict(self._fields[name])}
 
     def names(self) -> list[str]:
         """Defined classes, newest first, then the target's own."""
@@ -71,9 +84,12 @@ class ClassTree:
 
     def possible_bases(self) -> list[list[str]]:
         """One base (a chain), or two of one line of descent (a diamond)."""
-        names = self.names()
-        diamonds = [[first, second] for first in names for second in names if first != second]
-        return [[name] for name in names] + [bases for bases in diamonds if self.joinable(bases)]
+        number = len(self.bases)
+        if number not in self._possible_bases:
+            names = self.names()
+            diamonds = [list(pair) for pair in itertools.permutations(names, 2) if self.joinable(list(pair))]
+            self._possible_bases[number] = [[name] for name in names] + diamonds
+        return self._possible_bases[number]
 
     def draw_bases(self, draw: Draw) -> list[str]:
         return draw(st.sampled_from(self.possible_bases()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, TypeVar
 
@@ -66,6 +66,20 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
 
 
+@dataclass(frozen=True)
+class Driven:
+    """How to make long examples out of numbers, without Hypothesis having a hand in each operation.
+
+    Attributes:
+        setup: draws what an example begins with, as plain data.
+        go: performs an example: one thing for each number below `choices`, whatever the numbers before.
+    """
+
+    setup: Callable[[Draw, Description, str], dict[str, Any]]
+    go: Callable[[Stage, Description, dict[str, Any], Iterable[int]], None]
+    choices: int
+
+
 Subjects = Mapping[str, str | None]
 """Subjects by name, each with the reason why the workload cannot be used on it, or None when it can."""
 
@@ -83,6 +97,7 @@ class Workload:
         weight: share of the example budget (isolated examples cost a fork each).
         unobserved: why a law does not apply to a subject of which no example gave it anything to judge;
             without a reason, such a law was not run properly.
+        driven: how it is driven by numbers, if it can be.
     """
 
     name: str
@@ -93,3 +108,4 @@ class Workload:
     flags: tuple[str, ...] = ()
     weight: float = 1.0
     unobserved: str = ""
+    driven: Driven | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from kvref_conformance.laws.core import Event
 
@@ -63,8 +64,7 @@ class Group:
         return -(-tokens // size) + self.further_blocks
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(NamedTuple):
     """How far a request is, as its cache manager was told."""
 
     tokens: list[int]
@@ -84,7 +84,7 @@ class Course:
         return max(0, self.computed - (self.in_flight - self.stale))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cache:
     """A cache manager that was made, with its requests."""
 
@@ -97,7 +97,7 @@ class Cache:
         """Whether in all tables a place stands for a block of tokens."""
         return all(group.kind != "own" for group in self.groups)
 
-    @property
+    @cached_property
     def usable(self) -> list[int]:
         kept = {self.shape["null"], *self.shape["reserved"]}
         return [block for block in range(self.arguments["num_blocks"]) if block not in kept]
@@ -106,8 +106,7 @@ class Cache:
         return [block for block in blocks if block != self.shape["null"]]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """An operation, the probes before and behind it, and the request as it was before."""
 
     op: str
@@ -222,21 +221,19 @@ def behind(step: Step, request: Course) -> Course:
     arguments = step.args
     if step.op == "cache.progress":
         less = request.in_flight - arguments["in_flight"]
-        there = replace(
-            request,
+        there = request._replace(
             tokens=request.tokens + arguments["output"],
             computed=arguments["computed"],
             in_flight=arguments["in_flight"],
             stale=max(0, request.stale - max(0, less)),
         )
-        before = replace(request, stale=there.stale).confirmed
+        before = request._replace(stale=there.stale).confirmed
         again = before == request.loaded and there.confirmed == before - 1
-        return replace(there, failed=request.failed or (there.confirmed < before and not again))
+        return there._replace(failed=request.failed or (there.confirmed < before and not again))
     if step.op == "cache.free":
-        return replace(request, stale=request.in_flight, computed=0, loaded=0, failed=False)
+        return request._replace(stale=request.in_flight, computed=0, loaded=0, failed=False)
     if step.allocated:
-        return replace(
-            request,
+        return request._replace(
             encoder=max(request.encoder, arguments.get("encoder", 0)),
             loaded=max(request.loaded, step.start if arguments.get("hit") else 0),
             computed=step.start,

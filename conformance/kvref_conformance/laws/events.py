@@ -25,6 +25,8 @@ def replay(runs: Runs) -> int:
         if state is None:
             continue
         judged += bool(state["found"])
+        if told.keys() == state["found"].keys():
+            continue
         # Releases that tell no group have one name for what all groups have of some content.
         with_group = all("group" in event for event in step.value if event["what"] != "cleared")
         known = set(told) if with_group else {name.partition("/")[0] for name in told}

@@ -195,10 +195,10 @@ def references(runs: Runs) -> int:
             continue
         judged += 1
         state, cache = step.after, step.cache
-        held = Counter(
-            block for tables in state["tables"].values() for table in tables for block in cache.real(table)
-        )
-        held.update(state["pins"])
+        held: Counter[int] = Counter(state["pins"])
+        for tables in state["tables"].values():
+            for table in tables:
+                held.update(table)
         for block in cache.usable:
             if state["refs"][block] != held[block]:
                 raise LawBroken(

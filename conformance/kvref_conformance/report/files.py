@@ -154,6 +154,8 @@ def _row(row: Row) -> dict[str, Any]:
         "steps": row.steps,
         "seconds": round(row.seconds, 3),
         "exploring_seconds": round(row.exploring_seconds, 3),
+        "driven_steps": row.driven_steps,
+        "driven_seconds": round(row.driven_seconds, 3),
         "message": row.message,
         "expected": row.expected,
         "observed": row.observed,

@@ -164,7 +164,10 @@ def _summary(result: Result, printer: Printer) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("law", overflow="fold")
     table.add_column("level", no_wrap=True)
-    for column in [*shown, "examples", "steps/s", "time"]:
+    rates = {"steps/s": _rate}
+    if any(row.driven_steps for row in result.rows):
+        rates["driven/s"] = _driven_rate
+    for column in [*shown, "examples", *rates, "time"]:
         table.add_column(column, justify="right", no_wrap=True)
     for law, rows in laws.items():
         table.add_row(
@@ -172,7 +175,7 @@ def _summary(result: Result, printer: Printer) -> None:
             "safety" if rows[0].level is Level.SAFETY else "robust",
             *(_cell(counts[law][column], _STYLES[_COLUMNS[column][0]]) for column in shown),
             str(_once_a_subject(rows, lambda row: row.examples)),
-            _rate(rows),
+            *(rate(rows) for rate in rates.values()),
             f"{_once_a_subject(rows, lambda row: row.seconds):.1f}s",
         )
     printer.table(table)
@@ -198,6 +201,12 @@ def _rate(rows: list[Row]) -> str:
     """Operations a second, for one unit of work at a time."""
     seconds = _once_a_subject(rows, lambda row: row.exploring_seconds)
     return f"{_once_a_subject(rows, lambda row: row.steps) / seconds:.0f}" if seconds else "-"
+
+
+def _driven_rate(rows: list[Row]) -> str:
+    """The same for driven examples."""
+    seconds = _once_a_subject(rows, lambda row: row.driven_seconds)
+    return f"{_once_a_subject(rows, lambda row: row.driven_steps) / seconds:.0f}" if seconds else "-"
 
 
 def _cell(count: int, style: str) -> Text:

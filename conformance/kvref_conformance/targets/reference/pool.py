@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import SimpleNamespace
 
 from kvref.hashing import BlockHasher
@@ -75,6 +76,7 @@ def usage() -> float:
     return current_pool().get_usage()
 
 
+@lru_cache(maxsize=1 << 16)
 def key_name(block_hash: bytes, group: int) -> str:
     return f"{block_hash[:6].hex()}/{group}"
 

@@ -117,6 +117,7 @@ def hash_name(block_hash: Any) -> str:
     return last.hex()
 
 
+@lru_cache(maxsize=1 << 16)
 def key_name(key: Any) -> str:
     return f"{hash_name(kv_cache_utils.get_block_hash(key))}/{kv_cache_utils.get_group_id(key)}"
 

@@ -1,0 +1,106 @@
+"""Drive a workload by numbers: long examples, and many operations a second.
+
+Hypothesis draws what an example begins with, and has no hand in how it goes on. What breaks a law is reduced
+here, by leaving out numbers and taking smaller ones.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvref.target import Target
+from kvref_conformance.channel import Message
+from kvref_conformance.reducer import shortest
+from kvref_conformance.results import Trace
+from kvref_conformance.stage import Died, Journal, LocalStage, Stage, SwiftStage
+from kvref_strategies.workload import Description, Workload
+
+LENGTH = 400
+"""Numbers in an example."""
+
+DRIVEN = "driven"
+"""Stands in the journal for a whole example."""
+
+REDUCING_SECONDS = 60.0
+
+_BITS = (0, 4, 7, 9, 11, 13, 16, 20, 24)
+"""What is kept of a number to make it smaller."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What it begins with, and the numbers that it goes on with."""
+
+    setup: dict[str, Any]
+    choices: list[int]
+
+
+class Driver:
+    """Drives one workload for one subject."""
+
+    def __init__(self, target: Target, workload: Workload, request: Message, journal: Journal) -> None:
+        self._target = target
+        self._workload = workload
+        self._description: Description = request["description"]
+        self._seed: int = request["seed"]
+        self._journal = journal
+
+    def examples(self, setups: Sequence[dict[str, Any]]) -> Iterator[Example]:
+        """One for each setup."""
+        for number, setup in enumerate(setups):
+            choose = random.Random(f"{self._seed}/{number}")
+            most = self._workload.driven.choices if self._workload.driven else 1
+            yield Example(setup, [choose.randrange(most) for _ in range(LENGTH)])
+
+    def perform_swiftly(self, example: Example) -> Stage:
+        """Perform an example, of which only the whole is in the journal."""
+        self._journal.clear()
+        self._journal.note(DRIVEN, json.dumps(vars(example)))
+        stage = SwiftStage(self._target)
+        perform(self._workload, stage, self._description, example)
+        self._journal.came_back()
+        return stage
+
+    def reduce(self, example: Example, breaks: Callable[[Stage], bool]) -> None:
+        """Perform smaller and smaller examples as long as one is found that `breaks` a law."""
+        deadline = time.monotonic() + REDUCING_SECONDS
+
+        def fails(choices: list[int]) -> bool:
+            stage = LocalStage(self._target, self._journal)
+            perform(self._workload, stage, self._description, Example(example.setup, choices))
+            return breaks(stage)
+
+        if not fails(example.choices):
+            return
+        choices = shortest(example.choices, fails, deadline)
+        for place, choice in enumerate(choices):
+            for bits in _BITS:
+                smaller = [*choices[:place], choice % (1 << bits), *choices[place + 1 :]]
+                if time.monotonic() > deadline or smaller == choices:
+                    break
+                if fails(smaller):
+                    choices = smaller
+                    break
+
+
+def perform(workload: Workload, stage: Stage, description: Description, example: Example) -> None:
+    """Perform an example, as far as the target lives."""
+    assert workload.driven is not None
+    try:
+        workload.driven.go(stage, description, example.setup, example.choices)
+    except Died:
+        pass
+
+
+def in_full(trace: Trace, workload: Workload, stage: Stage, description: Description) -> Trace:
+    """The operations of a driven example for which a journal has only its numbers; any other as it is."""
+    first = trace["runs"][0]["operations"][0]
+    if first["op"] == DRIVEN:
+        perform(workload, stage, description, Example(**first["args"]))
+        return stage.trace()
+    return trace

@@ -1,0 +1,134 @@
+"""Make the examples of a workload with Hypothesis."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.reporting import with_reporter
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvref_conformance.channel import Message
+from kvref_conformance.stage import Died, Stage
+from kvref_strategies.workload import Machine, Workload
+
+STEPS_PER_EXAMPLE = 20
+"""Rules a state machine runs in one example."""
+
+_SUPPRESSED = (
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.large_base_example,
+)
+"""The time an example takes is the target's, and a law that drew nothing is told as such."""
+
+
+def _settings(examples: int, *phases: Phase) -> hypothesis.settings:
+    return hypothesis.settings(
+        max_examples=examples,
+        phases=phases,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        print_blob=False,
+        stateful_step_count=STEPS_PER_EXAMPLE,
+        suppress_health_check=_SUPPRESSED,
+    )
+
+
+class Explorer:
+    """Makes the examples of one workload for one subject, from one seed."""
+
+    def __init__(self, workload: Workload, request: Message, new_stage: Callable[[], Stage]) -> None:
+        self._workload = workload
+        self._description = request["description"]
+        self._subject: str = request["subject"]
+        self._seed: int = request["seed"]
+        self._examples: int = request["examples"]
+        self._new_stage = new_stage
+
+    def explore(self, judge: Callable[[Stage], None], *, reduce: bool) -> None:
+        """Make every example and hand it to `judge`; with `reduce`, shrink the first it objects to."""
+        shrink = [Phase.shrink] if reduce else []
+        settings = _settings(self._examples, Phase.generate, *shrink)
+        examples = self._workload.examples
+        with with_reporter(lambda _: None):
+            if isinstance(examples, type):
+                self._run_machine(examples, settings, judge)
+            else:
+
+                @hypothesis.seed(self._seed)
+                @settings
+                @hypothesis.given(data=st.data())
+                def example(data: st.DataObject) -> None:
+                    stage = self._new_stage()
+                    try:
+                        examples(data.draw, stage, self._description, self._subject)
+                    except Died:
+                        pass
+                    finally:
+                        stage.close()
+                    judge(stage)
+
+                example()
+
+    def _run_machine(
+        self, machine: type[Machine], settings: hypothesis.settings, judge: Callable[[Stage], None]
+    ) -> None:
+        new_stage, description, subject = self._new_stage, self._description, self._subject
+
+        class Judged(machine):  # type: ignore[misc, valid-type]
+            def __init__(self) -> None:
+                self.recorded = new_stage()
+                super().__init__(self.recorded, description, subject)
+
+            def teardown(self) -> None:
+                self.recorded.close()
+                # Hypothesis gives an example up by raising; there is nothing to judge then.
+                if sys.exception() is None or isinstance(sys.exception(), Died):
+                    judge(self.recorded)
+
+        Judged.__name__ = machine.__name__
+        hypothesis.seed(self._seed)(Judged)
+        run_state_machine_as_test(Judged, settings=settings)
+
+    def setups(self, number: int) -> list[dict[str, Any]]:
+        """So many beginnings of driven examples; fewer if there are no more."""
+        made: list[dict[str, Any]] = []
+        if self._workload.driven is None or not number:
+            return made
+        draw_setup = self._workload.driven.setup
+
+        @hypothesis.seed(self._seed)
+        @_settings(number, Phase.generate)
+        @hypothesis.given(data=st.data())
+        def setup(data: st.DataObject) -> None:
+            made.append(draw_setup(data.draw, self._description, self._subject))
+
+        with with_reporter(lambda _: None):
+            setup()
+        return made
+
+
+def warm_up(folder: Path) -> None:
+    """Do what Hypothesis does at the first example of a process, for all that are forked from this one.
+
+    It looks through all that is imported, which takes longer than many a unit. Its notes go into the folder:
+    the one that the user happens to be in is no place for them.
+    """
+    set_hypothesis_home_dir(folder)
+
+    @hypothesis.seed(0)
+    @_settings(50, Phase.generate)
+    @hypothesis.given(st.integers())
+    def example(number: int) -> None:
+        pass
+
+    with with_reporter(lambda _: None):
+        example()

@@ -25,7 +25,9 @@ MERGING = ("--laws", "spec.merge-identity", "--laws", "spec.merge-refuses-unequa
 
 
 def without_times(report: dict[str, Any]) -> dict[str, Any]:
-    rows = [{**row, "seconds": None, "exploring_seconds": None, "driven_seconds": None} for row in report["laws"]]
+    rows = [
+        {**row, "seconds": None, "exploring_seconds": None, "driven_seconds": None} for row in report["laws"]
+    ]
     return {**report, "elapsed_seconds": None, "laws": rows}
 
 

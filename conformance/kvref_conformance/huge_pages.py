@@ -16,7 +16,7 @@ _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 
 
 def use_huge_pages() -> None:
-    """Move what is allocated into huge pages; elsewhere than on a newer Linux, and where it fails, do nothing."""
+    """Move what is allocated into huge pages, where the system can do that; if not, all is as it was."""
     if sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None).madvise

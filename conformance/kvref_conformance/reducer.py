@@ -43,6 +43,4 @@ def reduce_death(trace: Trace, dies: Callable[[Trace], bool], seconds: float = M
             "runs": [{**trace["runs"][place], "operations": [each for _, each in run]} for place, run in runs]
         }
 
-    return rebuilt(
-        shortest(operations, lambda left: dies(rebuilt(left)), time.monotonic() + seconds)
-    )
+    return rebuilt(shortest(operations, lambda left: dies(rebuilt(left)), time.monotonic() + seconds))

@@ -310,7 +310,7 @@ class LocalStage(Stage):
 
 
 class SwiftStage(Stage):
-    """Performs in this process, and keeps what goes in and comes out as it is.
+    """Performs in this process, and keeps what goes in and comes out as it is; for many operations a second.
 
     What a target does later to its arguments or answers shows in what was kept: whoever finds something here
     looks again on another stage.

@@ -110,11 +110,11 @@ def _collect(explorer: Explorer, laws: list[Law], progress: Progress) -> dict[st
 def _judge(law: Law, stage: Stage, per_law: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     """The ways in which the example breaks the law; it counts if it gave the law anything to judge."""
     try:
-        judged, facets = law.check(stage.runs), ()
+        per_law[law.id]["examples"] += law.check(stage.runs) > 0
     except LawBroken as broken:
-        judged, facets = 1, broken.facets
-    per_law[law.id]["examples"] += judged > 0
-    return facets
+        per_law[law.id]["examples"] += 1
+        return broken.facets
+    return ()
 
 
 def _drive(

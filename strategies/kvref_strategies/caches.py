@@ -199,9 +199,7 @@ class CacheMachine(Machine):
         self.engine.go_on(choice)
 
 
-def drive(
-    stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]
-) -> None:
+def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
     """The same, told beforehand how it goes on."""
     made = Setup(**setup)
     memory_of(stage, made, made.groups[0])

@@ -188,27 +188,23 @@ class Engine:
 
     def actions(self) -> list[Action]:
         """What can be done now; what is there several times is done more often."""
-        kinds: list[tuple[Callable[[], list[Any]], Callable[[Any, Pick], None]]] = [
-            (self.to_admit, self.admit),
-            (self.to_run, self.run),
-            (self.open_steps, self.close),
-            (self.steps_under_way, self.output),
-            (self.room, self.arrive),
-            (self.to_admit, self.admit),
-            (self.to_run, self.run),
-            (self.open_steps, self.close),
-            (self.steps_under_way, self.output),
-            (self.room, self.arrive),
-            (self.to_run, self.run),
-            (self.all_requests, self.abort),
-            (self.to_load, self.loaded),
-            (self.loading, self.fail),
-            (self.between_steps, self.reset),
-            (self.to_open, self.open),
-            (self.to_compare, self.common_prefix),
+        admissible = self._admissible()
+        admit = ([each for each in admissible if self._may_begin(each)], self.admit)
+        run = (self.to_run(), self.run)
+        close, output = (self.open_steps(), self.close), (self.steps_under_way(), self.output)
+        arrive = (self.room(), self.arrive)
+        all_actions: list[Action] = [
+            *(admit, run, close, output, arrive),
+            *(admit, run, close, output, arrive),
+            run,
+            (self.all_requests(), self.abort),
+            ([each for each in admissible if self._may_be_loaded(each)], self.loaded),
+            (self.loading(), self.fail),
+            (self.between_steps(), self.reset),
+            (self.to_open(), self.open),
+            (self.to_compare(), self.common_prefix),
         ]
-        choices = {these: these() for these in dict.fromkeys(these for these, _ in kinds)}
-        return [(choices[these], act) for these, act in kinds if choices[these]]
+        return [action for action in all_actions if action[0]]
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         """Perform an operation; what it answers, or None if it failed."""
@@ -236,19 +232,15 @@ class Engine:
             return []
         return [request for request in self.running[step.place :] if self._missing(request) > 0]
 
-    def to_admit(self) -> list[Request]:
-        return [
-            request
-            for request in self._admissible()
-            if not request.loading and (request.dropped or not request.stale)
-        ]
+    def _may_begin(self, request: Request) -> bool:
+        return not request.loading and (request.dropped or not request.stale)
 
-    def to_load(self) -> list[Request]:
-        """Requests for which all may be there now that they wait for."""
-        begun = self.step.loading if self.step else []
-        return [request for request in self._admissible() if request.loading and request not in begun]
+    def _may_be_loaded(self, request: Request) -> bool:
+        """Whether all may be there now that a waiting request waits for."""
+        return request.loading and (self.step is None or request not in self.step.loading)
 
     def _admissible(self) -> list[Request]:
+        """Waiting requests, if any can be let in."""
         full = self.step is not None and self.step.full
         return self.waiting if self._may_schedule() and not full else []
 

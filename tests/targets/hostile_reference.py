@@ -1,10 +1,13 @@
-"""The reference with a bug in merging, and with few spec classes, so that a check is done soon."""
+"""The reference with a bug, and with few spec classes, so that a check is done soon."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from kvref_conformance.targets.reference.cache import CURRENT
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 
@@ -31,3 +34,48 @@ class WithoutRegistry(ReferenceTarget):
     name = "older"
     registry = None  # type: ignore[assignment]
     drift = None  # type: ignore[assignment]
+
+
+class _Watched:
+    """The reference's cache; something is done when the so many-th request comes."""
+
+    def __init__(self, part: Any, number: int, act: Callable[[], None]) -> None:
+        self._part, self._number, self._act, self._requests = part, number, act, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def create(self, **arguments: Any) -> Any:
+        self._requests = 0
+        return self._part.create(**arguments)
+
+    def add(self, **arguments: Any) -> None:
+        self._requests += 1
+        if self._requests == self._number:
+            self._act()
+        self._part.add(**arguments)
+
+
+class ManyRequests(ReferenceTarget):
+    """The reference with one spec class, which goes wrong at its fifteenth request."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        reference = ReferenceTarget()
+        kept = [info for info in reference.specs.classes() if info["name"] == "FullAttentionSpec"]
+        own = {name: getattr(reference.specs, name) for name in dir(reference.specs) if name[0] != "_"}
+        self.specs = SimpleNamespace(**{**own, "classes": lambda: kept})  # type: ignore[assignment]
+        self.cache = _Watched(reference.cache, 15, act)  # type: ignore[assignment]
+
+
+def dies_of_many_requests() -> ManyRequests:
+    return ManyRequests(lambda: os._exit(5))
+
+
+def loses_references_of_many_requests() -> ManyRequests:
+    """All blocks that are held are referenced once more."""
+
+    def act() -> None:
+        pool = CURRENT.manager.block_pool
+        pool.touch([block for block, count in enumerate(pool._ref_cnts) if count and block])
+
+    return ManyRequests(act)

@@ -12,8 +12,8 @@ from kvref_conformance.results import Level
 def none_changes_nothing(runs: Runs) -> int:
     """A refusal takes nothing; only blocks that the caller needs no more may have gone."""
     judged = 0
-    for step in steps(runs[0]):
-        refused = step.op == "cache.allocate" and step.done and step.value["added"] is None
+    for step in steps(runs[0], "cache.allocate"):
+        refused = step.done and step.value["added"] is None
         if not refused or step.before is None or step.after is None:
             continue
         judged += 1
@@ -69,8 +69,8 @@ def given_back(step: Step, before: State, after: State) -> Counter[int]:
 def never_raises(runs: Runs) -> int:
     """Whatever an engine asks for is granted or refused."""
     judged = 0
-    for step in steps(runs[0]):
-        if step.op == "cache.allocate" and "died" not in step.outcome:
+    for step in steps(runs[0], "cache.allocate"):
+        if "died" not in step.outcome:
             judged += 1
             if step.refused:
                 beside = "alone" if len(step.cache.groups) == 1 else "beside others"
@@ -81,7 +81,7 @@ def never_raises(runs: Runs) -> int:
 def hits_pinned(runs: Runs) -> int:
     """The blocks of a hit are what the request gets, with what is in them."""
     judged = 0
-    for step in steps(runs[0]):
+    for step in steps(runs[0], "cache.allocate"):
         if not step.allocated or step.before is None or step.after is None or not step.hit["tokens"]:
             continue
         null = step.cache.shape["null"]
@@ -111,7 +111,7 @@ def progress(runs: Runs) -> int:
     """Where nobody holds a block, whatever fits into the cache is let in."""
     judged = 0
     admitted = False
-    for step in steps(runs[0]):
+    for step in steps(runs[0], "cache.new_step", "cache.allocate"):
         if step.op == "cache.new_step":
             admitted = False
         if step.op != "cache.allocate" or not step.done or step.before is None or step.request is None:
@@ -137,8 +137,8 @@ def progress(runs: Runs) -> int:
 def feasible_completes(runs: Runs) -> int:
     """Alone, with the memory that an engine starts with, a request is never refused."""
     judged = 0
-    for step in steps(runs[0]):
-        if step.op != "cache.allocate" or not step.done or step.request is None:
+    for step in steps(runs[0], "cache.allocate"):
+        if not step.done or step.request is None:
             continue
         judged += 1
         if not step.allocated:

@@ -12,7 +12,7 @@ from kvref_conformance.laws.core import Event
 State = dict[str, Any]
 """What a probe answers: as `kvref.target.CacheState` has it."""
 
-READING = (
+READING = {
     "cache.add",
     "cache.lookup",
     "cache.progress",
@@ -20,7 +20,7 @@ READING = (
     "cache.take_new_block_ids",
     "cache.take_events",
     "cache.common_prefix",
-)
+}
 """Operations that move no block and no key, so that what was probed before them is still so."""
 
 WINDOWS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
@@ -178,15 +178,19 @@ def cache_of(event: Event) -> Cache | None:
     return Cache(event["args"], event["outcome"]["value"], groups)
 
 
-_LAST: dict[str, Any] = {}
+_LAST: dict[Any, Any] = {}
 """What was read last: all laws look at an example before there is another."""
 
 
-def steps(events: list[Event]) -> list[Step]:
-    """Each operation on a cache that was made, its making included."""
+def steps(events: list[Event], *operations: str) -> list[Step]:
+    """Each operation on a cache that was made, its making included; or those of these names."""
     if _LAST.get("events") is not events or _LAST["number"] != len(events):
-        _LAST.update(events=events, number=len(events), steps=list(_read(events)))
-    read: list[Step] = _LAST["steps"]
+        _LAST.clear()
+        _LAST.update(events=events, number=len(events))
+        _LAST[()] = list(_read(events))
+    if operations not in _LAST:
+        _LAST[operations] = [step for step in _LAST[()] if step.op in operations]
+    read: list[Step] = _LAST[operations]
     return read
 
 
@@ -220,16 +224,15 @@ def behind(step: Step, request: Course) -> Course:
     """How far a request is after a step."""
     arguments = step.args
     if step.op == "cache.progress":
-        less = request.in_flight - arguments["in_flight"]
-        there = request._replace(
-            tokens=request.tokens + arguments["output"],
-            computed=arguments["computed"],
-            in_flight=arguments["in_flight"],
-            stale=max(0, request.stale - max(0, less)),
-        )
-        before = request._replace(stale=there.stale).confirmed
-        again = before == request.loaded and there.confirmed == before - 1
-        return there._replace(failed=request.failed or (there.confirmed < before and not again))
+        computed, in_flight = arguments["computed"], arguments["in_flight"]
+        stale = max(0, request.stale - max(0, request.in_flight - in_flight))
+        tokens = request.tokens + arguments["output"]
+        there = Course(tokens, request.encoder, computed, in_flight, request.loaded, request.failed, stale)
+        if not there.failed and there.confirmed < (before := request._replace(stale=stale).confirmed):
+            # The last of what was loaded may be computed again.
+            again = before == request.loaded and there.confirmed == before - 1
+            return there._replace(failed=not again)
+        return there
     if step.op == "cache.free":
         return request._replace(stale=request.in_flight, computed=0, loaded=0, failed=False)
     if step.allocated:

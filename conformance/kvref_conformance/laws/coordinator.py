@@ -11,8 +11,8 @@ from kvref_conformance.results import Level
 
 def lookups(runs: Runs) -> Iterator[tuple[Step, int]]:
     """Each look-up that was answered where hits are possible, with the request's number of tokens."""
-    for step in steps(runs[0]):
-        if step.op == "cache.lookup" and step.done and step.request is not None and step.cache.readable:
+    for step in steps(runs[0], "cache.lookup"):
+        if step.done and step.request is not None and step.cache.readable:
             yield step, len(step.request.tokens)
 
 
@@ -141,8 +141,8 @@ def hit_aligned(runs: Runs) -> int:
 def lookup_total(runs: Runs) -> int:
     """Look-ups answer."""
     judged = 0
-    for step in steps(runs[0]):
-        if step.op == "cache.lookup" and "died" not in step.outcome:
+    for step in steps(runs[0], "cache.lookup"):
+        if "died" not in step.outcome:
             judged += 1
             if step.refused:
                 raise LawBroken(f"{step.in_words()} answered", step.refused)

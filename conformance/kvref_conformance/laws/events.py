@@ -14,7 +14,7 @@ def replay(runs: Runs) -> int:
     """Who follows the events, and counts, knows what can be found."""
     judged = 0
     told: Counter[str] = Counter()
-    for step in steps(runs[0]):
+    for step in steps(runs[0], "cache.create", "cache.take_events"):
         if step.op == "cache.create":
             told = Counter()
         if step.op != "cache.take_events" or not step.done:
@@ -66,8 +66,8 @@ def count(told: Counter[str], event: dict[str, Any]) -> None:
 def metadata(runs: Runs) -> int:
     """An event says of what it stores what is so."""
     judged = 0
-    for step in steps(runs[0]):
-        if step.op != "cache.take_events" or not step.done:
+    for step in steps(runs[0], "cache.take_events"):
+        if not step.done:
             continue
         for event in step.value:
             if event["what"] != "stored":

@@ -18,7 +18,7 @@ def granted(runs: Runs) -> Iterator[tuple[Step, Group, State]]:
 
     Those of requests that go back to what was wrong are for other laws: blocks may be gone that they needed.
     """
-    for step in steps(runs[0]):
+    for step in steps(runs[0], "cache.allocate"):
         if step.allocated and step.after is not None and step.request is not None and not step.request.failed:
             yield step, step.cache.groups[0], step.after
 
@@ -102,7 +102,7 @@ def window_freed(runs: Runs) -> int:
 def need_exact(runs: Runs) -> int:
     """As many blocks as were predicted are taken from those that were free."""
     judged = 0
-    for step in steps(runs[0]):
+    for step in steps(runs[0], "cache.allocate"):
         if not step.allocated or step.before is None or step.after is None:
             continue
         judged += 1
@@ -123,8 +123,8 @@ def need_exact(runs: Runs) -> int:
 def need_shrinks(runs: Runs) -> int:
     """Who has places for all these tokens already gets none, and no refusal."""
     judged = 0
-    for step in steps(runs[0]):
-        if step.op != "cache.allocate" or step.before is None or step.request is None:
+    for step in steps(runs[0], "cache.allocate"):
+        if step.before is None or step.request is None:
             continue
         if not any(step.before["tables"].get(step.args["request"], [])) or "died" in step.outcome:
             continue
@@ -279,7 +279,7 @@ def new_ids(runs: Runs) -> int:
     """The report of new blocks names each that was taken for a table once, and no other."""
     judged = 0
     taken: set[int] = set()
-    for step in steps(runs[0]):
+    for step in steps(runs[0], "cache.allocate", "cache.take_new_block_ids"):
         if step.allocated:
             taken.update(step.value["taken"])
         if step.op != "cache.take_new_block_ids" or not step.done:
@@ -301,13 +301,13 @@ def new_ids(runs: Runs) -> int:
 def zeroing_reported(runs: Runs) -> int:
     """Whoever has to zero blocks is told of each before its first use."""
     judged = 0
-    wanted: dict[int, str] = {}
-    for step in steps(runs[0]):
+    wanted: dict[int, Step] = {}
+    for step in steps(runs[0], "cache.create", "cache.allocate", "cache.free", "cache.take_new_block_ids"):
         if step.allocated and step.after is not None:
             for group in step.cache.groups[:1]:
                 if step.cache.shape["reports_new"][group.number]:
                     fresh = set(step.value["taken"]).intersection(step.table(step.after, group))
-                    wanted.update(dict.fromkeys(fresh, step.in_words()))
+                    wanted.update(dict.fromkeys(fresh, step))
         if step.op in ("cache.create", "cache.free"):
             held = step.after["tables"].values() if step.after else ()
             still = {block for tables in held for table in tables for block in table}
@@ -316,7 +316,7 @@ def zeroing_reported(runs: Runs) -> int:
             judged += bool(wanted)
             if missing := sorted(set(wanted) - set(step.value)):
                 raise LawBroken(
-                    f"block {missing[0]} told, to be zeroed: it was taken by {wanted[missing[0]]}",
+                    f"block {missing[0]} told, to be zeroed: it was taken by {wanted[missing[0]].in_words()}",
                     f"{step.value}",
                 )
             wanted = {}
@@ -326,8 +326,8 @@ def zeroing_reported(runs: Runs) -> int:
 def free_returns_all(runs: Runs) -> int:
     """Whoever is freed holds nothing, and others what they held."""
     judged = 0
-    for step in steps(runs[0]):
-        if step.op != "cache.free" or step.before is None or step.after is None or "died" in step.outcome:
+    for step in steps(runs[0], "cache.free"):
+        if step.before is None or step.after is None or "died" in step.outcome:
             continue
         judged += 1
         name, cache = step.args["request"], step.cache
@@ -358,7 +358,7 @@ def copies_reported(runs: Runs) -> int:
     """A hit that ends within a block is copied to one of the request's own."""
     judged = 0
     pending: dict[tuple[int, int], str] = {}
-    for step in steps(runs[0]):
+    for step in steps(runs[0], "cache.allocate", "cache.take_copies"):
         if step.allocated and step.after is not None:
             group, hit = step.cache.groups[0], step.hit
             size, found = group.block_size, hit["blocks"][group.number]

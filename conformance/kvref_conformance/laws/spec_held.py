@@ -14,7 +14,7 @@ def memory_covers_held(runs: Runs) -> int:
     if built is None or maximum is None:
         return 0
     page, judged = built["page_size_bytes"], 0
-    for step in steps(runs[0]):
+    for step in steps(runs[0], "cache.allocate"):
         if not step.allocated or step.after is None:
             continue
         group = step.cache.groups[0]

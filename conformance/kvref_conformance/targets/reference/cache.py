@@ -198,7 +198,8 @@ def common_prefix(request: str) -> list[int]:
 
 def state() -> CacheState:
     coordinator = current().coordinator
-    tables = {name: coordinator.get_blocks(name) for name in CURRENT.requests if coordinator.has_blocks(name)}
+    holders = dict.fromkeys(name for each in coordinator.single_type_managers for name in each.req_to_blocks)
+    tables = {name: coordinator.get_blocks(name) for name in holders}
     return {
         **state_of(current().block_pool),
         "tables": {name: list(table) for name, table in tables.items() if any(table)},

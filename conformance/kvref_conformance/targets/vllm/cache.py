@@ -254,7 +254,7 @@ def common_prefix(request: str) -> list[int]:
 
 def state() -> CacheState:
     managers = CURRENT.manager.coordinator.single_type_managers
-    holders = [name for name in CURRENT.requests if any(each.req_to_blocks.get(name) for each in managers)]
+    holders = dict.fromkeys(name for each in managers for name, table in each.req_to_blocks.items() if table)
     copies = [pair for each in managers for pair in getattr(each, "_pending_cow_copies", ())]
     return {
         **state_of(CURRENT.manager.block_pool),

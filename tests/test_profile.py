@@ -572,6 +572,8 @@ def in_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
         "pytest",
         "-p",
         "kvref_conformance.plugin",
+        "-o",
+        "addopts=",
         "--pyargs",
         "kvref_conformance",
     ]

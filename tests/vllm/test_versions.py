@@ -69,14 +69,17 @@ ROWS = [
 ]
 
 LAWS = sorted({"pool.reuse-order", *(row.law for row in ROWS)})
+SUBJECTS = sorted({subject for row in ROWS for subject in (row.subject, row.control) if subject})
+"""What is looked at with other seeds than the first, with which everything is."""
 
 
 @cache
 def report_of(version: str, seed: int) -> dict[str, Any]:
-    laws = [argument for law in LAWS for argument in ("--laws", law)]
+    chosen = [argument for law in LAWS for argument in ("--laws", law)]
+    chosen += [argument for subject in SUBJECTS if seed for argument in ("--subjects", subject)]
     command = [sys.executable, "-m", "kvref_conformance", "check", f"vllm=={version}", "--json"]
     ran = subprocess.run(
-        [*command, "--baseline", "none", "--seed", str(seed), *laws],
+        [*command, "--baseline", "none", "--seed", str(seed), *chosen],
         capture_output=True,
         text=True,
         timeout=1200,

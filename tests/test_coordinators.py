@@ -74,6 +74,12 @@ def test_kinds() -> None:
     assert type(coordinator([])) is KVCacheCoordinatorNoPrefixCache
 
 
+def test_without_caching_nothing_is_found() -> None:
+    tokens = Request("r", range(16), BlockHasher(4))
+    without = coordinator([full(), full()], enable_caching=False)
+    assert without.find_longest_cache_hit(tokens.block_hashes, 16) == (([], []), 0)
+
+
 @pytest.mark.parametrize(
     ("specs", "scheduler", "hashes"),
     [([full(4)], 4, 4), ([full(4)], 12, 2), ([full(4), full(6)], 12, 2), ([full(4), full(8)], 8, 4)],

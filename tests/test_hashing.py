@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,15 @@ def test_appended_tokens_hash_as_if_they_had_been_there() -> None:
         request.append_output_token_ids(token)
     request.append_output_token_ids([8, 9, 10, 11])
     assert request.block_hashes == hashes(range(12))
+
+
+def test_negative_tokens_have_no_hash() -> None:
+    """A request refuses them itself; whoever else has content may not."""
+    content = SimpleNamespace(all_token_ids=[1, 2, -3, 4], multimodal_items=(), embeddings=())
+    done: list[bytes] = []
+    with pytest.raises(InvalidRequestError, match="-3 is no token id"):
+        HASHER.extend(done, content)  # type: ignore[arg-type]
+    assert done == []
 
 
 ITEM = MultiModalItem("cat", 1, 2)

@@ -3,19 +3,23 @@
 `kvref hosts prepare` has prepared them all (`tox -e vllm`). Nothing is told about what is known.
 """
 
-import json
+import io
 import os
-import subprocess
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
 import pytest
+from rich.console import Console
 from running import facets, rows
 
+from kvref_conformance.baseline import NO_BASELINE
+from kvref_conformance.check import loaded, prepare
 from kvref_conformance.hosts import VERSIONS
+from kvref_conformance.report import progress
+from kvref_conformance.report.files import report_document
+from kvref_conformance.runner import Options
 
 LATENT = "SlidingWindowMLASpec"
 FULL = "FullAttentionSpec"
@@ -68,26 +72,26 @@ ROWS = [
     Row("manager.need-shrinks", "MambaSpec", "raised", ("0.22.1",), WITH_REGISTRY, FULL),
 ]
 
-LAWS = sorted({"pool.reuse-order", *(row.law for row in ROWS)})
-SUBJECTS = sorted({subject for row in ROWS for subject in (row.subject, row.control) if subject})
+LAWS = tuple(sorted({"pool.reuse-order", *(row.law for row in ROWS)}))
+SUBJECTS = tuple(sorted({subject for row in ROWS for subject in (row.subject, row.control) if subject}))
 """What is looked at with other seeds than the first, with which everything is."""
 
 
 @cache
+def reports_of(version: str) -> list[dict[str, Any]]:
+    """A report for each seed, from one process that has loaded the release."""
+    worker, _ = prepare(f"vllm=={version}", None, python=None, paths=(), stubs=())
+    options = Options(laws=LAWS, jobs=os.cpu_count() or 1)
+    reports = []
+    with progress(Console(file=io.StringIO())) as watcher, loaded(worker, LAWS, watcher) as one:
+        for seed in SEEDS:
+            chosen = replace(options, seed=seed, subjects=SUBJECTS if seed else ())
+            reports.append(report_document(one.check(chosen, NO_BASELINE, watcher)))
+    return reports
+
+
 def report_of(version: str, seed: int) -> dict[str, Any]:
-    chosen = [argument for law in LAWS for argument in ("--laws", law)]
-    chosen += [argument for subject in SUBJECTS if seed for argument in ("--subjects", subject)]
-    command = [sys.executable, "-m", "kvref_conformance", "check", f"vllm=={version}", "--json"]
-    ran = subprocess.run(
-        [*command, "--baseline", "none", "--seed", str(seed), *chosen],
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert ran.stdout, ran.stderr
-    report: dict[str, Any] = json.loads(ran.stdout)
-    return report
+    return reports_of(version)[seed]
 
 
 @pytest.fixture(scope="module", params=CHECKED)

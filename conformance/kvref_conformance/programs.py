@@ -519,7 +519,15 @@ def _names(node: ast.stmt) -> tuple[set[str], set[str]]:
         table = inner.pop()
         uses |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
         inner += table.get_children()
-    return binds, uses
+    # From Python 3.12 on what a comprehension runs through stands among the names around it (PEP 709).
+    own = {
+        name.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.comprehension)
+        for name in ast.walk(each.target)
+        if isinstance(name, ast.Name)
+    }
+    return binds - own, uses - own
 
 
 class _WithoutAnnotations(ast.NodeTransformer):

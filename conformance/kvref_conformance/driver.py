@@ -16,7 +16,7 @@ from typing import Any
 
 from kvref.target import Target
 from kvref_conformance.channel import Message
-from kvref_conformance.reducer import shortest
+from kvref_conformance.reducer import MAX_SECONDS, shortest
 from kvref_conformance.results import Trace
 from kvref_conformance.stage import Died, Journal, LocalStage, Stage, SwiftStage
 from kvref_strategies.workload import Description, Workload
@@ -26,8 +26,6 @@ LENGTH = 400
 
 DRIVEN = "driven"
 """Stands in the journal for a whole example."""
-
-REDUCING_SECONDS = 60.0
 
 _BITS = (0, 4, 7, 9, 11, 13, 16, 20, 24)
 """What is kept of a number to make it smaller."""
@@ -76,7 +74,7 @@ class Driver:
 
     def reduce(self, example: Example, breaks: Callable[[Stage], bool]) -> None:
         """Perform smaller and smaller examples as long as one is found that `breaks` a law."""
-        deadline = time.monotonic() + REDUCING_SECONDS
+        deadline = time.monotonic() + MAX_SECONDS
 
         def fails(choices: list[int]) -> bool:
             stage = LocalStage(self._target, self._journal)

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-_SIZE = 2 << 20
+SIZE = 2 << 20
+"""Of a huge page, in bytes."""
+
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 
 
@@ -19,19 +21,23 @@ def use_huge_pages() -> None:
     """Move what is allocated into huge pages, where the system can do that; if not, all is as it was."""
     if sys.platform != "linux":
         return
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:  # no /proc: it is only slower then
+        return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for start, length in _allocated():
+    for start, length in allocated(maps):
         madvise(start, length, _COLLAPSE)
 
 
-def _allocated() -> Iterator[tuple[int, int]]:
+def allocated(maps: str) -> Iterator[tuple[int, int]]:
     """Addresses and lengths of the heap and of what else is private memory without a file, in whole pages."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in maps.splitlines():
         addresses, permissions, _, _, inode, *name = line.split()
         if permissions != "rw-p" or inode != "0" or (name and name[0] != "[heap]"):
             continue
         start, end = (int(address, 16) for address in addresses.split("-"))
-        first, last = -(-start // _SIZE) * _SIZE, end // _SIZE * _SIZE
+        first, last = -(-start // SIZE) * SIZE, end // SIZE * SIZE
         if last > first:
             yield first, last - first

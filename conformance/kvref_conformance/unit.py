@@ -39,7 +39,7 @@ class _Stop(BaseException):
     """Ends an exploration from within an example."""
 
 
-class Progress:
+class Heartbeat:
     """Tells now and then that the unit goes on, and how many examples there were."""
 
     def __init__(self, channel: Channel) -> None:
@@ -63,11 +63,11 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
         return LocalStage(target, journal)
 
     journal = Journal(Path(request["journal"]))
-    progress = Progress(channel)
+    heartbeat = Heartbeat(channel)
     explorer = Explorer(workload, request, new_stage)
-    findings = _collect(explorer, laws, progress)
+    findings = _collect(explorer, laws, heartbeat)
     driver = Driver(target, workload, request, journal)
-    driven = _drive(driver, explorer.setups(request["driven"]), laws, findings, progress)
+    driven = _drive(driver, explorer.setups(request["driven"]), laws, findings, heartbeat)
     for law in laws:
         found = findings["laws"][law.id]
         accepted = request["accepted"].get(law.id, ())
@@ -75,16 +75,16 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
         facets = sorted(drawn.union(driven[law.id]) - set(request["known"].get(law.id, ())))
         facets.sort(key=lambda facet: facet in accepted)
         found["broken"] = [
-            _reduce(explorer, law, facet, progress)
+            _reduce(explorer, law, facet, heartbeat)
             if facet in drawn
-            else _reduce_driven(driver, driven[law.id][facet], law, facet, progress)
+            else _reduce_driven(driver, driven[law.id][facet], law, facet, heartbeat)
             for facet in facets[:MAX_FACETS]
         ]
         found["unreduced"] = facets[MAX_FACETS:]
     channel.send({"findings": findings})
 
 
-def _collect(explorer: Explorer, laws: list[Law], progress: Progress) -> dict[str, Any]:
+def _collect(explorer: Explorer, laws: list[Law], heartbeat: Heartbeat) -> dict[str, Any]:
     """Every example, judged by every law."""
     per_law: dict[str, dict[str, Any]] = {law.id: {"examples": 0, "facets": set()} for law in laws}
     findings: dict[str, Any] = {"laws": per_law, "examples": 0, "steps": 0, "died": None}
@@ -98,7 +98,7 @@ def _collect(explorer: Explorer, laws: list[Law], progress: Progress) -> dict[st
         if died := stage.died:
             findings["died"] = {"how": died, "trace": stage.trace()}
             raise _Stop
-        progress(findings["examples"])
+        heartbeat(findings["examples"])
 
     try:
         explorer.explore(judge, reduce=False)
@@ -122,7 +122,7 @@ def _drive(
     setups: list[dict[str, Any]],
     laws: list[Law],
     findings: dict[str, Any],
-    progress: Progress,
+    heartbeat: Heartbeat,
 ) -> dict[str, dict[str, Example]]:
     """An example that goes on from each setup, judged by every law: those that broke it, by law and facet."""
     broken: dict[str, dict[str, Example]] = {law.id: {} for law in laws}
@@ -139,7 +139,7 @@ def _drive(
                 broken[law.id].setdefault(facet, example)
         if died := stage.died:
             findings["died"] = {"how": died, "trace": stage.trace()}
-        progress(findings["examples"])
+        heartbeat(findings["examples"])
     if setups:
         findings["driven_seconds"] = time.monotonic() - started
     return broken
@@ -166,12 +166,12 @@ def _shown(law: Law, stage: Stage, facet: str) -> dict[str, Any] | None:
     return None
 
 
-def _reduce(explorer: Explorer, law: Law, facet: str, progress: Progress) -> dict[str, Any]:
+def _reduce(explorer: Explorer, law: Law, facet: str, heartbeat: Heartbeat) -> dict[str, Any]:
     """The smallest example found in which the law breaks in this way."""
     smallest: dict[str, Any] = {"facet": facet}
 
     def judge(stage: Stage) -> None:
-        progress()
+        heartbeat()
         if shown := _shown(law, stage, facet):
             smallest.update(shown)
             raise _Found(facet)
@@ -186,13 +186,13 @@ def _reduce(explorer: Explorer, law: Law, facet: str, progress: Progress) -> dic
 
 
 def _reduce_driven(
-    driver: Driver, example: Example, law: Law, facet: str, progress: Progress
+    driver: Driver, example: Example, law: Law, facet: str, heartbeat: Heartbeat
 ) -> dict[str, Any]:
     """The smallest example like this one in which the law breaks in this way."""
     smallest: dict[str, Any] = {"facet": facet}
 
     def breaks(stage: Stage) -> bool:
-        progress()
+        heartbeat()
         shown = _shown(law, stage, facet)
         smallest.update(shown or {})
         return shown is not None

@@ -22,6 +22,10 @@ from click.testing import CliRunner
 from kvref_conformance.cli import cli
 from kvref_conformance.runner import DEPTHS
 
+# Where pytest itself runs in the background, interrupts are ignored, and would be by what it starts, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 TARGETS = Path(__file__).with_name("targets")
 
 EXAMPLES = 25

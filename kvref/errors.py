@@ -12,6 +12,8 @@ __all__ = [
     "InvalidConfigError",
     "InvalidRequestError",
     "InvalidSpecError",
+    "KVSharingError",
+    "OutOfCacheMemoryError",
     "PlatformError",
     "PoolExhaustedError",
     "RegistrationError",
@@ -64,6 +66,18 @@ class InvalidRequestError(ValueError):
 
 class InvalidConfigError(ValueError):
     """Groups, sizes or budgets that do not fit together: names them and their values."""
+
+
+class KVSharingError(InvalidConfigError, KeyError):
+    """Layers share caches in a way that leads to none: names the layers, in the order in which they do."""
+
+    def __str__(self) -> str:
+        # KeyError would show the message as a string's repr.
+        return str(self.args[0]) if self.args else ""
+
+
+class OutOfCacheMemoryError(MemoryError):
+    """There is not enough memory for the tensors of a cache. None of them is kept."""
 
 
 class PlatformError(RuntimeError):

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from math import gcd, lcm
 from typing import Any
 
@@ -42,6 +43,7 @@ __all__ = [
     "KVCacheGroupSpec",
     "KVCacheReport",
     "KVCacheTensor",
+    "get_kv_cache_config_from_groups",
     "get_kv_cache_configs",
     "get_kv_cache_groups",
     "get_kv_cache_report",
@@ -90,16 +92,35 @@ class KVCacheGroupSpec:
     """Of each of the layers, or the composite of their specs."""
     is_eagle_group: bool = False
     """Whether draft layers that read one token ahead are among them."""
+    kv_sharing_layers: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Those of the layers that use the cache of another of them, which has one (see `kvref.sharing`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_names", tuple(self.layer_names))
+        object.__setattr__(self, "kv_sharing_layers", dict(self.kv_sharing_layers))
         _check_names("a group", self.layer_names)
+        owners = set(self.owning_layers)
+        for sharer, owner in self.kv_sharing_layers.items():
+            if sharer not in self._members or owner not in owners:
+                raise InvalidConfigError(
+                    f"layer {sharer!r} cannot share the cache of {owner!r} in a group of "
+                    f"{', '.join(self.layer_names) or 'no layers'}"
+                )
         if isinstance(self.kv_cache_spec, UniformTypeKVCacheSpecs):
             known = set(self.kv_cache_spec.kv_cache_specs)
-            if known != set(self.layer_names):
+            if known != owners:
                 raise InvalidConfigError(
-                    f"a group of layers {sorted(self.layer_names)} has a composite spec of {sorted(known)}"
+                    f"a group of layers {sorted(owners)} has a composite spec of {sorted(known)}"
                 )
+
+    @cached_property
+    def _members(self) -> frozenset[str]:
+        return frozenset(self.layer_names)
+
+    @property
+    def owning_layers(self) -> tuple[str, ...]:
+        """The layers that have a cache of their own."""
+        return tuple(name for name in self.layer_names if name not in self.kv_sharing_layers)
 
     def spec_of(self, layer_name: str) -> KVCacheSpec:
         """The spec of one of the layers.
@@ -107,12 +128,13 @@ class KVCacheGroupSpec:
         Raises:
             InvalidConfigError: it is none of them.
         """
-        if layer_name not in self.layer_names:
+        if layer_name not in self._members:
             raise InvalidConfigError(
                 f"layer {layer_name!r} is not in the group of {', '.join(self.layer_names) or 'no layers'}"
             )
         spec = self.kv_cache_spec
-        return spec.kv_cache_specs[layer_name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+        owner = self.kv_sharing_layers.get(layer_name, layer_name)
+        return spec.kv_cache_specs[owner] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
 
 
 @dataclass(frozen=True)
@@ -121,7 +143,8 @@ class KVCacheConfig:
 
     Raises:
         InvalidConfigError: at construction, for fewer than one block (the null block), a layer in two groups
-            or tensors, or a tensor that is not `num_blocks` pages of each of its layers.
+            or tensors, a layer that should have memory and has none or the reverse, or a tensor that is not
+            `num_blocks` pages of each of its layers.
     """
 
     num_blocks: int
@@ -129,9 +152,13 @@ class KVCacheConfig:
     kv_cache_tensors: Sequence[KVCacheTensor]
     """Memory of the layers; none where only the scheduler's side is wanted."""
     kv_cache_groups: Sequence[KVCacheGroupSpec]
+    runner_only_attn_layers: Collection[str] = ()
+    """Layers of groups that keep nothing, and of which only the model runner knows. Those that share the
+    memory of others may be among them, and need not be."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_cache_tensors", tuple(self.kv_cache_tensors))
+        object.__setattr__(self, "runner_only_attn_layers", frozenset(self.runner_only_attn_layers))
         object.__setattr__(self, "kv_cache_groups", tuple(self.kv_cache_groups))
         if self.num_blocks < 1:
             names = ", ".join(name for group in self.kv_cache_groups for name in group.layer_names)
@@ -141,13 +168,17 @@ class KVCacheConfig:
             )
         groups = {name: group for group in self.kv_cache_groups for name in group.layer_names}
         _check_names("groups", [name for group in self.kv_cache_groups for name in group.layer_names])
+        if unknown := sorted(set(self.runner_only_attn_layers).difference(groups)):
+            raise InvalidConfigError(f"runner-only layers are in no group: {', '.join(unknown)}")
         if not self.kv_cache_tensors:
             return
         stored = [name for tensor in self.kv_cache_tensors for name in tensor.shared_by]
         _check_names("tensors", stored)
-        if set(stored) != set(groups):
+        owning = {name for group in self.kv_cache_groups for name in group.owning_layers}
+        if differing := sorted(set(stored) ^ (owning - set(self.runner_only_attn_layers))):
             raise InvalidConfigError(
-                f"layers of groups and tensors differ: {sorted(set(stored) ^ set(groups))} are only in one"
+                "layers of tensors and those of groups differ, but for the ones that share a cache or are "
+                f"the runner's alone: {', '.join(differing)} are only in one"
             )
         for tensor in self.kv_cache_tensors:
             for name in tensor.shared_by:
@@ -298,8 +329,8 @@ def _mergeable(specs: LayerSpecs) -> list[list[str]]:
     alike: dict[object, list[str]] = {}
     for name, spec in specs.items():
         rules = type(spec).merge_rules
-        compared = [field.name for field in fields(spec) if field.compare and field.name not in rules]
-        key = (type(spec), *(getattr(spec, field) for field in compared))
+        compared = [each.name for each in fields(spec) if each.compare and each.name not in rules]
+        key = (type(spec), *(getattr(spec, name) for name in compared))
         alike.setdefault(key, []).append(name)
     buckets = []
     for names in alike.values():
@@ -324,8 +355,8 @@ def _as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
     if type(spec) not in (SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec):
         return spec
     full = MLAAttentionSpec if isinstance(spec, SlidingWindowMLASpec) else FullAttentionSpec
-    known = {field.name for field in fields(full)}
-    return full(**{field.name: getattr(spec, field.name) for field in fields(spec) if field.name in known})
+    known = {each.name for each in fields(full)}
+    return full(**{each.name: getattr(spec, each.name) for each in fields(spec) if each.name in known})
 
 
 def get_kv_cache_configs(
@@ -359,10 +390,9 @@ def get_kv_cache_configs(
     if len(available_memory) != len(kv_cache_specs):
         raise InvalidConfigError(f"{len(kv_cache_specs)} workers, but memory of {len(available_memory)}")
     plans = [_of_worker(groups, set(specs)) for specs in kv_cache_specs]
-    pages = [_tensor_pages(plan) for plan in plans]
     num_blocks = 1
     if groups:
-        block_bytes = [sum(page for page, _ in own) for own in pages]
+        block_bytes = [sum(page for page, _ in _tensor_pages(plan)) for plan in plans]
         num_blocks, worker = min(
             (available_memory[place] // of, place) for place, of in enumerate(block_bytes) if of
         )
@@ -377,10 +407,15 @@ def get_kv_cache_configs(
                 f"with the null block, {needed * block_bytes[worker]} bytes on this worker; give more "
                 "memory, or lower max_model_len"
             )
-    return [
-        KVCacheConfig(num_blocks, [KVCacheTensor(num_blocks * page, names) for page, names in own], plan)
-        for own, plan in zip(pages, plans, strict=True)
-    ]
+    return [get_kv_cache_config_from_groups(plan, num_blocks) for plan in plans]
+
+
+def get_kv_cache_config_from_groups(
+    kv_cache_groups: Sequence[KVCacheGroupSpec], num_blocks: int
+) -> KVCacheConfig:
+    """Give the layers of groups so many blocks, the null block included."""
+    tensors = [KVCacheTensor(num_blocks * page, names) for page, names in _tensor_pages(kv_cache_groups)]
+    return KVCacheConfig(num_blocks, tensors, kv_cache_groups)
 
 
 def _of_worker(groups: Sequence[KVCacheGroupSpec], own: set[str]) -> list[KVCacheGroupSpec]:
@@ -399,12 +434,12 @@ def _of_worker(groups: Sequence[KVCacheGroupSpec], own: set[str]) -> list[KVCach
 def _tensor_pages(groups: Sequence[KVCacheGroupSpec]) -> list[tuple[int, list[str]]]:
     """The size of a page, and the layers, of each tensor."""
     if len(groups) == 1:
-        return [(groups[0].spec_of(name).page_size_bytes, [name]) for name in groups[0].layer_names]
-    rows = max((len(group.layer_names) for group in groups), default=0)
+        return [(groups[0].spec_of(name).page_size_bytes, [name]) for name in groups[0].owning_layers]
+    layers = [group.owning_layers for group in groups]
     page = groups[0].kv_cache_spec.page_size_bytes if groups else 0
     return [
-        (page, [group.layer_names[row] for group in groups if row < len(group.layer_names)])
-        for row in range(rows)
+        (page, [names[row] for names in layers if row < len(names)])
+        for row in range(max(map(len, layers), default=0))
     ]
 
 

@@ -30,6 +30,8 @@ from kvref.target.cache import (
     Copy,
     Hit,
 )
+from kvref.target.canonical import Canonical, CanonicalPart, CanonicalRef, CanonicalTensor
+from kvref.target.connector import ConnectorPart
 from kvref.target.drift import Call, DriftPart, Override, Parameter, PluginInfo, Replaced
 from kvref.target.hashing import Content, ContentItem, HashingPart
 from kvref.target.planner import (
@@ -47,6 +49,7 @@ from kvref.target.planner import (
 )
 from kvref.target.pool import PoolPart, PoolShape, PoolState
 from kvref.target.registry import Races, Registration, RegistryEntry, RegistryPart, Step
+from kvref.target.sharing import Joined, Pair, SharingPart
 from kvref.target.specs import (
     FieldInfo,
     SpecClassInfo,
@@ -56,6 +59,7 @@ from kvref.target.specs import (
     Twins,
     Unpickled,
 )
+from kvref.target.tensors import Caches, LayerTensors, TensorsPart, View
 from kvref.target.values import Json
 
 __all__ = [
@@ -66,9 +70,15 @@ __all__ = [
     "CachePart",
     "CacheShape",
     "CacheState",
+    "Caches",
     "Call",
+    "Canonical",
+    "CanonicalPart",
+    "CanonicalRef",
+    "CanonicalTensor",
     "Capacity",
     "CapacityReport",
+    "ConnectorPart",
     "Constructed",
     "Content",
     "ContentItem",
@@ -77,9 +87,12 @@ __all__ = [
     "FieldInfo",
     "HashingPart",
     "Hit",
+    "Joined",
     "Json",
+    "LayerTensors",
     "Outcome",
     "Override",
+    "Pair",
     "Parameter",
     "Plan",
     "PlannedGroup",
@@ -94,6 +107,7 @@ __all__ = [
     "RegistryEntry",
     "RegistryPart",
     "Replaced",
+    "SharingPart",
     "SizedPlan",
     "SpecClassInfo",
     "SpecDescriptor",
@@ -102,8 +116,10 @@ __all__ = [
     "Step",
     "Storage",
     "Target",
+    "TensorsPart",
     "Twins",
     "Unpickled",
+    "View",
     "WorkerLayers",
     "perform",
 ]
@@ -153,6 +169,18 @@ class Target(Protocol):
 
     @property
     def cache(self) -> CachePart | None: ...
+
+    @property
+    def sharing(self) -> SharingPart | None: ...
+
+    @property
+    def tensors(self) -> TensorsPart | None: ...
+
+    @property
+    def canonical(self) -> CanonicalPart | None: ...
+
+    @property
+    def connector(self) -> ConnectorPart | None: ...
 
     @property
     def plugin(self) -> PluginInfo | None:

@@ -1,0 +1,94 @@
+"""Blocks kept on the host as well: the smallest connector there can be, and what it owes the pool.
+
+A store reads blocks while the engine goes on. The request that they belong to may end meanwhile, and its
+blocks be given back; so whoever still reads them holds them too, until it is done (vLLM defers what would
+reuse them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvref.canonical import CanonicalKVCaches, check_blocks, copy_blocks
+from kvref.errors import InvalidRequestError
+from kvref.pool import BlockPool
+
+__all__ = ["OffloadingConnector"]
+
+
+@dataclass
+class _Job:
+    is_store: bool
+    group: int
+    block_pairs: list[tuple[int, int]]
+    """Blocks of the device and of the host."""
+    done: torch.cuda.Event | None = None
+
+
+class OffloadingConnector:
+    """Copies blocks of a pool to host memory and back.
+
+    Args:
+        block_pool: of the engine; blocks under way are held in it.
+        device: the caches whose blocks they are.
+        host: memory of the same form; see `kvref.canonical.like_on_host`.
+    """
+
+    def __init__(self, block_pool: BlockPool, device: CanonicalKVCaches, host: CanonicalKVCaches) -> None:
+        self._block_pool, self._device, self._host = block_pool, device, host
+        self._queued: dict[str, _Job] = {}
+        self._running: dict[str, _Job] = {}
+        on_cuda = any(each.tensor.is_cuda for each in device.tensors)
+        self._stream = torch.cuda.Stream() if on_cuda else None  # type: ignore[no-untyped-call]
+
+    def submit_store(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
+        """Have blocks copied to the host, given as pairs (block, block on the host).
+
+        Raises:
+            InvalidRequestError: there is such a job. Nothing has changed.
+            InvalidConfigError: there is no such group, or no such block. Nothing has changed.
+        """
+        self._submit(job, _Job(True, group, list(block_pairs)))
+
+    def submit_load(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
+        """Have blocks copied back from the host. Takes and raises what `submit_store` does."""
+        self._submit(job, _Job(False, group, list(block_pairs)))
+
+    def _submit(self, name: str, job: _Job) -> None:
+        if name in self._queued or name in self._running:
+            raise InvalidRequestError(f"there is a job {name!r} already, which is not done")
+        check_blocks(self._device, job.group, [block for block, _ in job.block_pairs])
+        check_blocks(self._host, job.group, [block for _, block in job.block_pairs])
+        self._block_pool.pin(block for block, _ in job.block_pairs)
+        self._queued[name] = job
+
+    def start_transfers(self) -> None:
+        """Start what was submitted. Called once a step, when what the step before has written is there."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):  # does nothing for None
+            for name, job in self._queued.items():
+                if job.is_store:
+                    copy_blocks(self._device, self._host, job.group, job.block_pairs)
+                else:
+                    back = [(host, block) for block, host in job.block_pairs]
+                    copy_blocks(self._host, self._device, job.group, back)
+                if self._stream is not None:
+                    job.done = self._stream.record_event()
+                self._running[name] = job
+        self._queued.clear()
+
+    def get_finished(self) -> list[str]:
+        """The jobs that are done since the last call; their blocks are held no longer."""
+        finished = [name for name, job in self._running.items() if _is_done(job)]
+        for name in finished:
+            job = self._running.pop(name)
+            self._block_pool.unpin(block for block, _ in reversed(job.block_pairs))
+        return finished
+
+
+def _is_done(job: _Job) -> bool:
+    return job.done is None or bool(job.done.query())  # type: ignore[no-untyped-call]

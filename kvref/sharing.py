@@ -1,0 +1,121 @@
+"""Layers that use the KV cache of another layer in place of one of their own (vLLM PR 35045).
+
+Such a layer names its *target*. The target may do so itself: then the chain of targets ends at the *owner*,
+the layer that has the cache. Nothing depends on the order in which layers are listed. A sharing layer costs
+nothing: no memory, no spec, no group; it joins the group of its owner, since it reads the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from kvref.errors import KVSharingError
+from kvref.planning import KVCacheGroupSpec
+
+__all__ = [
+    "add_kv_sharing_layers_to_kv_cache_groups",
+    "get_shared_kv_cache_layers",
+    "resolve_kv_sharing",
+]
+
+_SHOWN = 6
+"""Layers of a chain that a message names, before it leaves out those between its ends."""
+
+
+def get_shared_kv_cache_layers(layers: Mapping[str, object]) -> dict[str, str]:
+    """The target of each layer that shares: what its attribute `kv_sharing_target_layer_name` says."""
+    targets = {name: getattr(layer, "kv_sharing_target_layer_name", None) for name, layer in layers.items()}
+    return {name: target for name, target in targets.items() if target is not None}
+
+
+def resolve_kv_sharing(shared_kv_cache_layers: Mapping[str, str], owners: Collection[str]) -> dict[str, str]:
+    """The owner of the cache that each sharing layer uses, in time linear in the number of layers.
+
+    Args:
+        shared_kv_cache_layers: target of each sharing layer.
+        owners: the layers that have a cache of their own.
+
+    Raises:
+        KVSharingError: targets form a cycle, or lead to a layer that has no cache; or a layer has a cache and
+            shares another's. Names the layers.
+    """
+    owners = frozenset(owners)
+    if both := [layer for layer in shared_kv_cache_layers if layer in owners]:
+        raise KVSharingError(
+            f"layer {both[0]!r} has a cache of its own and cannot share that of "
+            f"{shared_kv_cache_layers[both[0]]!r}: leave its spec out, or its target"
+        )
+    resolved: dict[str, str] = {}
+    for first in shared_kv_cache_layers:
+        chain: dict[str, None] = {}
+        layer = first
+        while layer in shared_kv_cache_layers and layer not in resolved:
+            if layer in chain:
+                cycle = list(chain)
+                cycle = cycle[cycle.index(layer) :]
+                raise KVSharingError(
+                    f"layers share caches in a cycle of {len(cycle)}, and none of them has one: "
+                    f"{_in_words([*cycle, layer])}"
+                )
+            chain[layer] = None
+            layer = shared_kv_cache_layers[layer]
+        owner = resolved.get(layer, layer)
+        if owner not in owners:
+            raise KVSharingError(
+                f"layer {list(chain)[-1]!r} shares the cache of {owner!r}, which has none: "
+                f"{_in_words([*chain, owner])}"
+            )
+        resolved.update(dict.fromkeys(chain, owner))
+    return {layer: resolved[layer] for layer in shared_kv_cache_layers}
+
+
+def _in_words(chain: Sequence[str]) -> str:
+    if len(chain) > 2 * _SHOWN:
+        left_out = f"... ({len(chain) - 2 * _SHOWN} more) ..."
+        chain = [*chain[:_SHOWN], left_out, *chain[-_SHOWN:]]
+    return " -> ".join(chain)
+
+
+def add_kv_sharing_layers_to_kv_cache_groups(
+    shared_kv_cache_layers: Mapping[str, str],
+    kv_cache_groups: Iterable[KVCacheGroupSpec],
+    runner_only_attn_layers: set[str] | None = None,
+) -> list[KVCacheGroupSpec]:
+    """Groups in which each sharing layer is in that of its owner, behind the layers that have caches.
+
+    Doing so again changes nothing: the engine does when it sets up its draft model. (vLLM changes the
+    groups in place, and lists the layers once more each time.)
+
+    Args:
+        shared_kv_cache_layers: target of each sharing layer.
+        runner_only_attn_layers: if given, the sharing layers are added to it.
+
+    Raises:
+        KVSharingError: as `resolve_kv_sharing`; or a layer shares another cache already. Nothing is changed.
+    """
+    groups = list(kv_cache_groups)
+    if not shared_kv_cache_layers:
+        return groups
+    before = {sharer: owner for group in groups for sharer, owner in group.kv_sharing_layers.items()}
+    place_of = {name: place for place, group in enumerate(groups) for name in group.owning_layers}
+    joining: list[dict[str, str]] = [{} for _ in groups]
+    for sharer, owner in resolve_kv_sharing(shared_kv_cache_layers, place_of.keys()).items():
+        if before.get(sharer, owner) != owner:
+            raise KVSharingError(
+                f"layer {sharer!r} cannot share the cache of {owner!r}: it shares that of {before[sharer]!r}"
+            )
+        if sharer not in before:
+            joining[place_of[owner]][sharer] = owner
+    if runner_only_attn_layers is not None:
+        runner_only_attn_layers.update(shared_kv_cache_layers)
+    return [
+        replace(
+            group,
+            layer_names=(*group.layer_names, *new),
+            kv_sharing_layers={**group.kv_sharing_layers, **new},
+        )
+        if new
+        else group
+        for group, new in zip(groups, joining, strict=True)
+    ]

@@ -1,0 +1,190 @@
+"""KV-cache tensors on a torch device: memory, and what each layer sees of it (vLLM PR 36359).
+
+    caches = allocate_kv_cache(config, "cuda")
+    share_kv_caches(caches, shared_kv_cache_layers)
+    bind_kv_cache(caches, forward_context)
+
+`init_kv_cache` does all three, and puts the sharing layers into groups before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+
+from kvref.errors import InvalidConfigError, OutOfCacheMemoryError
+from kvref.layout import DEFAULT_LAYOUT, KVCacheLayout, KVCachePlacement, place_kv_caches
+from kvref.planning import KVCacheConfig
+from kvref.sharing import (
+    add_kv_sharing_layers_to_kv_cache_groups,
+    get_shared_kv_cache_layers,
+    resolve_kv_sharing,
+)
+
+__all__ = [
+    "KVCache",
+    "KVCaches",
+    "allocate_kv_cache",
+    "bind_kv_cache",
+    "init_kv_cache",
+    "share_kv_caches",
+]
+
+KVCache: TypeAlias = torch.Tensor | list[torch.Tensor]
+"""What a layer works with: a tensor with the axes of the layout; of a recurrent layer, one for each state."""
+
+
+@dataclass(frozen=True)
+class KVCaches:
+    """Memory, and what each layer sees of it."""
+
+    placement: KVCachePlacement
+    buffers: tuple[torch.Tensor, ...]
+    """int8, one-dimensional; all memory there is."""
+    layers: dict[str, KVCache]
+    """By layer, those that share a cache included."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.placement.buffers)
+
+
+def allocate_kv_cache(
+    kv_cache_config: KVCacheConfig,
+    device: torch.device | str,
+    layout: KVCacheLayout = DEFAULT_LAYOUT,
+    *,
+    kernel_block_sizes: Sequence[int] | None = None,
+    contiguous: bool = False,
+) -> KVCaches:
+    """Allocate the tensors of a configuration, all zero, and view them as the layers do.
+
+    There is a buffer for each tensor, or one for all: see `place_kv_caches`, which takes the same arguments.
+
+    Raises:
+        InvalidConfigError: as `place_kv_caches`.
+        OutOfCacheMemoryError: there is too little memory. Nothing stays allocated.
+    """
+    placement = place_kv_caches(
+        kv_cache_config, layout, kernel_block_sizes=kernel_block_sizes, contiguous=contiguous
+    )
+    buffers = _allocate(placement, torch.device(device))
+    # A buffer as elements of a dtype, and the views of pages in elements, are made once for all layers.
+    typed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    layers: dict[str, KVCache] = {}
+    for name, placed in placement.layers.items():
+        views = []
+        for view in placed.pages.views:
+            key = (placed.buffer, view.dtype)
+            if key not in typed:
+                typed[key] = _as_elements(buffers[placed.buffer], view.dtype)
+            offset = (placed.offset + view.offset) // view.dtype.itemsize
+            views.append(typed[key].as_strided(view.shape, view.strides, offset))
+        layers[name] = views if placed.pages.is_recurrent else views[0]
+    return KVCaches(placement, buffers, layers)
+
+
+def _as_elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return buffer[: buffer.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def _allocate(placement: KVCachePlacement, device: torch.device) -> tuple[torch.Tensor, ...]:
+    torch.empty(0, device=device)  # a device that is not there is another kind of mistake
+    buffers: list[torch.Tensor] = []
+    for number, size in enumerate(placement.buffers):
+        try:
+            buffers.append(torch.zeros(size, dtype=torch.int8, device=device))
+        except (RuntimeError, MemoryError) as error:
+            if device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError):
+                raise
+            free, before = _free_bytes(device), sum(placement.buffers[:number])
+            layers = [name for name, placed in placement.layers.items() if placed.buffer == number]
+            # The traceback keeps this frame alive, and with it what is still named here.
+            buffers.clear()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise OutOfCacheMemoryError(
+                f"no memory for layer {', '.join(map(repr, layers[:3]))}{', ...' if layers[3:] else ''} on "
+                f"{device}: {size} bytes are asked for, {free} are free, {before} of the "
+                f"{sum(placement.buffers)} bytes of the cache were allocated, and are free again; plan with "
+                "less memory"
+            ) from error
+    return tuple(buffers)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, str]) -> None:
+    """Let sharing layers have the very cache of their owner; their targets are given.
+
+    Raises:
+        KVSharingError: as `resolve_kv_sharing`. Nothing is changed.
+    """
+    owners = resolve_kv_sharing(shared_kv_cache_layers, kv_caches.placement.layers.keys())
+    kv_caches.layers.update({sharer: kv_caches.layers[owner] for sharer, owner in owners.items()})
+
+
+def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) -> None:
+    """Set the attribute `kv_cache` of each layer to its cache.
+
+    Every layer of every group gets one, but for those that the configuration names as the runner's alone.
+
+    Args:
+        forward_context: the layers of the model by name; there may be others.
+
+    Raises:
+        InvalidConfigError: a layer of a group has no cache, or one with a cache is in no group, or not in the
+            model. Nothing is changed.
+    """
+    config, bound = kv_caches.placement.config, kv_caches.layers.keys()
+    grouped = {name for group in config.kv_cache_groups for name in group.layer_names}
+    sharing = {name for group in config.kv_cache_groups for name in group.kv_sharing_layers}
+    needed = grouped - (set(config.runner_only_attn_layers) - sharing)
+    for what, names in (
+        ("of groups have no cache", needed - bound),
+        ("with a cache are in no group", bound - grouped),
+        ("with a cache are not in the model", bound - forward_context.keys()),
+    ):
+        if names:
+            raise InvalidConfigError(f"layers {what}: {', '.join(sorted(names))}")
+    for name, cache in kv_caches.layers.items():
+        setattr(forward_context[name], "kv_cache", cache)  # noqa: B010  # whatever class a layer is of
+
+
+def init_kv_cache(
+    forward_context: Mapping[str, object],
+    kv_cache_config: KVCacheConfig,
+    device: torch.device | str,
+    layout: KVCacheLayout = DEFAULT_LAYOUT,
+    *,
+    kernel_block_sizes: Sequence[int] | None = None,
+    contiguous: bool = False,
+) -> KVCaches:
+    """Let sharing layers join the groups of their owners, allocate, and bind all layers of a model.
+
+    Args:
+        forward_context: the layers of the model by name; see `get_shared_kv_cache_layers` and
+        `bind_kv_cache`.
+
+    Raises:
+        KVSharingError, InvalidConfigError, OutOfCacheMemoryError: as the functions that this one calls. No
+            layer is changed.
+    """
+    shared = get_shared_kv_cache_layers(forward_context)
+    groups = add_kv_sharing_layers_to_kv_cache_groups(shared, kv_cache_config.kv_cache_groups)
+    config = replace(kv_cache_config, kv_cache_groups=groups)
+    kv_caches = allocate_kv_cache(
+        config, device, layout, kernel_block_sizes=kernel_block_sizes, contiguous=contiguous
+    )
+    share_kv_caches(kv_caches, shared)
+    bind_kv_cache(kv_caches, forward_context)
+    return kv_caches

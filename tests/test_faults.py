@@ -25,6 +25,7 @@ SHOWN_BY = {
     "spec.memory-covers-held": "MambaSpec",
     "manager.references": "FullAttentionSpec",
     "manager.written-owned": "FullAttentionSpec",
+    "connector.failed-load": "FullAttentionSpec",
 }
 """The subject that shows a fault of the cache, where it is another one than layers with windows.
 

@@ -43,6 +43,16 @@ CAPABILITIES = {
             "the block sizes, in tokens, that its spec classes take; no others are drawn",
         ),
         Capability(
+            "buffers",
+            {
+                "type": "array",
+                "items": {"enum": ["each", "one"]},
+                "minItems": 1,
+                "uniqueItems": True,
+            },
+            "whether each tensor of a plan is an allocation, or all are one, or either",
+        ),
+        Capability(
             "contents",
             {
                 "type": "array",
@@ -52,6 +62,22 @@ CAPABILITIES = {
                 "uniqueItems": True,
             },
             "the kinds of content, besides tokens, that requests may have; no others are drawn",
+        ),
+        Capability(
+            "kernel_blocks",
+            {"type": "boolean"},
+            "whether kernels may have smaller blocks than the pool",
+        ),
+        Capability(
+            "layouts",
+            {
+                "type": "array",
+                "items": {"type": "string", "pattern": "^[LBKHNC]{5,6}$"},
+                "minItems": 1,
+                "uniqueItems": True,
+            },
+            "the orders of axes in which it lays out memory, the outermost first: L layers, B blocks, K for "
+            "K and V, H heads, N states, C content",
         ),
         Capability(
             "never_pads",
@@ -116,6 +142,11 @@ CAPABILITIES = {
             },
             "where in the line for reuse blocks go that are freed without and with keys, and where all go if "
             "caching is off",
+        ),
+        Capability(
+            "zeroed",
+            {"type": "boolean"},
+            "whether memory for a cache reads zero when it is new",
         ),
     )
 }

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from kvref_conformance import baseline as baselines, hosts
 from kvref_conformance.baseline import NO_BASELINE, Baseline, BaselineError
@@ -17,8 +18,11 @@ from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result
 from kvref_conformance.runner import Options, Runner, flags_needed
 from kvref_conformance.targets import DEFAULT_TARGET, check_name, plugin_of
-from kvref_conformance.worker import RunningHosts, Worker, running_hosts
+from kvref_conformance.worker import RunningHosts, TargetFailed, Worker, running_hosts
 from kvref_strategies.workload import Description
+
+DEVICES = ("cpu", "cuda")
+"""Kinds of devices that tensors may be on, the default first."""
 
 
 class NoSuchLaw(ValueError):
@@ -88,16 +92,23 @@ def loaded(
     watcher: Progress,
     profile: Profile = NO_PROFILE,
     flags: Sequence[str] = (),
+    device: str = DEVICES[0],
 ) -> Iterator[Loaded]:
     """Load the target for these laws, and for sets of interpreter flags that a trace asks for.
 
-    Raises `UnknownTarget`, `TargetFailed`, `ProfileError`.
+    `device` is where its tensors are to be. Raises `UnknownTarget`, `TargetFailed`, `ProfileError`.
     """
     check_name(worker.target)
     watcher.phase(f"loading {worker.target}")
     needed = dict.fromkeys([*flags_needed(laws, bool(plugin_of(worker.target))), *flags])
     with running_hosts(worker, needed) as hosts:
-        description = profile.apply(hosts[""].ask({"kind": "describe"})["description"])
+        told = hosts[""].ask({"kind": "describe"})["description"]
+        if device not in told["devices"]:
+            raise TargetFailed(
+                f"PyTorch sees no device of the kind {device!r} in the process of {worker.target}, only "
+                f"{', '.join(told['devices'])}"
+            )
+        description = profile.apply(cast(Description, {**told, "device": device}))
         if description["plugin"] is not None:
             hosts.start(flags_needed(laws, True))
         yield Loaded(worker, hosts, description, profile)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import kvref
 from kvref_conformance import baseline as baselines, hosts as releases, matrix as matrices, schemas
-from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, prepare, select_laws
+from kvref_conformance.check import DEVICES, NoSuchLaw, choose_baseline, loaded, prepare, select_laws
 from kvref_conformance.laws import LAWS
 from kvref_conformance.profile import ProfileError
 from kvref_conformance.report import ForeignDirectory, claim, progress, render, render_laws, write_report
@@ -168,7 +168,13 @@ def cli() -> None:
 )
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after this long.")
 @click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
-@click.option("--device", type=click.Choice(["cpu"]), default="cpu", help="Where tensors live.")
+@click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default=DEVICES[0],
+    show_default=True,
+    help="Where tensors live.",
+)
 @click.option(
     "--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to."
 )
@@ -229,7 +235,10 @@ def check(
         claim(report)
     options = Options(laws, depth, seed, budget, jobs, strict, subjects)
     worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
-    with progress(Console(stderr=True)) as watcher, loaded(worker, laws, watcher, declared) as one:
+    with (
+        progress(Console(stderr=True)) as watcher,
+        loaded(worker, laws, watcher, declared, device=device) as one,
+    ):
         result = one.check(options, choose_baseline(baseline, one.description), watcher)
     result.elapsed_seconds = time.monotonic() - started
     if report is not None:

@@ -26,13 +26,17 @@ from typing import Any, NoReturn
 
 from kvref.target import (
     CachePart,
+    CanonicalPart,
+    ConnectorPart,
     DriftPart,
     HashingPart,
     PlannerPart,
     PoolPart,
     RegistryPart,
+    SharingPart,
     SpecsPart,
     Target,
+    TensorsPart,
 )
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.explorer import warm_up
@@ -56,6 +60,10 @@ _PARTS = {
     "hashing": HashingPart,
     "pool": PoolPart,
     "cache": CachePart,
+    "sharing": SharingPart,
+    "tensors": TensorsPart,
+    "canonical": CanonicalPart,
+    "connector": ConnectorPart,
 }
 
 
@@ -246,6 +254,7 @@ def describe(target: Target) -> Message:
         "classes": _plain(specs.classes(), list, "specs.classes()") if specs is not None else [],
         "managers": _plain(registry.managers(), list, "registry.managers()") if registry is not None else [],
         "environment": {"python": platform.python_version(), "torch": _torch_version()},
+        "devices": _devices(),
         "plugin": getattr(target, "plugin", None),
         "setup": getattr(target, "setup", None),
     }
@@ -303,6 +312,12 @@ def parts(target: Target) -> list[str]:
 def _torch_version() -> str:
     torch = sys.modules.get("torch")
     return str(getattr(torch, "__version__", "not imported"))
+
+
+def _devices() -> list[str]:
+    """The kinds of devices that tensors can be on. For children alone: CUDA does not outlive a fork."""
+    torch = sys.modules.get("torch")
+    return ["cpu", *["cuda"] * bool(torch and torch.cuda.is_available())]
 
 
 def _thread_count() -> int:

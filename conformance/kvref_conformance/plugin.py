@@ -19,5 +19,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kv-laws", action="append", default=[], help="only laws that match this glob")
     group.addoption("--kv-depth", default="quick", help="quick, standard or deep")
     group.addoption("--kv-seed", type=int, default=0, help="same seed, same examples")
+    group.addoption("--kv-device", default="cpu", help="where tensors live: cpu or cuda")
     group.addoption("--kv-baseline", default=None, help="file of known deviations, or none")
     group.addoption("--kv-strict", action="store_true", help="broken robustness laws fail, too")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from kvref_conformance.results import Trace
 from kvref_conformance.session import Hosts, NotJudged, Session
 
 BLOCK_SIZES = ("scheduler_block_size", "hash_block_size")
+
+AXES = ("shape", "strides")
+REFERENCE = ("tensor", "page_size_bytes")
 
 LONGEST_ANSWER = 16 * 1024 * 1024
 """Characters that an answer may have when written as JSON."""
@@ -99,7 +103,28 @@ def _is_answer(operation: str, value: Any) -> bool:
                 and bool(value["told"])
                 and all(map(_is_capacity, value["told"].values()))
             )
-        case "registry.define_spec" | "hashing.block_hashes" | "hashing.keys":
+        case "tensors.allocate":
+            return (
+                isinstance(value, dict)
+                and isinstance(value.get("num_blocks"), int)
+                and isinstance(value.get("planned"), int)
+                and isinstance(value.get("zero"), bool)
+                and _is_numbers(value.get("buffers"))
+                and _is_lists_of(value.get("groups"), str)
+                and isinstance(value.get("layers"), dict)
+                and all(_is_layer(layer, len(value["buffers"])) for layer in value["layers"].values())
+            )
+        case "tensors.write" | "tensors.read" | "canonical.write" | "canonical.read":
+            return isinstance(value, str) and re.fullmatch("([0-9a-f]{2})*", value) is not None
+        case "canonical.register":
+            return (
+                isinstance(value, dict)
+                and isinstance(value.get("tensors"), list)
+                and all(map(_is_canonical_tensor, value["tensors"]))
+                and _is_lists_of(value.get("groups"), dict)
+                and all(_has_numbers(ref, *REFERENCE) for refs in value["groups"] for ref in refs)
+            )
+        case "registry.define_spec" | "hashing.block_hashes" | "hashing.keys" | "connector.finished":
             return isinstance(value, list) and all(isinstance(name, str) for name in value)
         case "registry.lookup":
             return (
@@ -107,6 +132,8 @@ def _is_answer(operation: str, value: Any) -> bool:
                 and value.keys() >= {"manager", "base"}
                 and all(entry is None or isinstance(entry, str) for entry in value.values())
             )
+        case "sharing.join":
+            return isinstance(value, dict) and _is_lists_of(value.get("groups"), str)
         case "pool.create":
             return (
                 isinstance(value, dict)
@@ -114,12 +141,14 @@ def _is_answer(operation: str, value: Any) -> bool:
                 and (value["null"] is None or isinstance(value["null"], int))
                 and _is_numbers(value["reserved"])
             )
-        case "pool.get_new_blocks":
+        case "pool.get_new_blocks" | "connector.take":
             return _is_numbers(value)
         case "pool.lookup":
             return value is None or _is_numbers(value)
         case "pool.reset":
             return isinstance(value, bool)
+        case "connector.read" | "connector.write":
+            return isinstance(value, str)
         case "pool.usage":
             return isinstance(value, int | float)
         case "pool.state":
@@ -194,6 +223,42 @@ def _is_facts(value: Any) -> bool:
 def _is_storage(value: Any) -> bool:
     keys = ("tensor", "offset", "block_stride")
     return isinstance(value, dict) and all(isinstance(value.get(key), int) for key in keys)
+
+
+def _is_layer(value: Any, buffers: int) -> bool:
+    return (
+        _has_numbers(value, "page_size_bytes", "content_size_bytes", "block_stride")
+        and isinstance(value.get("views"), list)
+        and all(_is_view(view) and 0 <= view["buffer"] < buffers for view in value["views"])
+    )
+
+
+def _is_view(value: Any) -> bool:
+    return (
+        _has_numbers(value, "buffer", "offset", "itemsize")
+        and isinstance(value.get("axes"), str)
+        and value["axes"].count("B") == 1
+        and all(_is_numbers(value.get(name)) and len(value[name]) == len(value["axes"]) for name in AXES)
+    )
+
+
+def _is_canonical_tensor(value: Any) -> bool:
+    return (
+        _has_numbers(value, "offset", "page_size_bytes")
+        and "buffer" in value
+        and all(isinstance(value.get(name), str) for name in ("dtype", "device"))
+        and all(_is_numbers(value.get(name)) and value[name] for name in AXES)
+    )
+
+
+def _has_numbers(value: Any, *names: str) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), int) for name in names)
+
+
+def _is_lists_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(items, list) and all(isinstance(item, kind) for item in items) for items in value
+    )
 
 
 def _is_numbers(value: Any) -> bool:

@@ -42,7 +42,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     """The target, loaded once for all laws."""
     if option(request.config, "--kv-depth") not in DEPTHS:
         raise pytest.UsageError(f"--kv-depth must be one of {', '.join(DEPTHS)}")
-    laws = select_laws(option(request.config, "--kv-laws"))
+    laws, device = select_laws(option(request.config, "--kv-laws")), option(request.config, "--kv-device")
     try:
         worker, profile = prepare(
             option(request.config, "--kv-target"),
@@ -51,7 +51,10 @@ def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
             paths=option(request.config, "--kv-path"),
             stubs=option(request.config, "--kv-stub"),
         )
-        with progress(Console(file=io.StringIO())) as watcher, loaded(worker, laws, watcher, profile) as one:
+        with (
+            progress(Console(file=io.StringIO())) as watcher,
+            loaded(worker, laws, watcher, profile, device=device) as one,
+        ):
             yield one
     except (UnknownTarget, TargetFailed, ProfileError, HostError) as error:
         pytest.exit(f"kvref: {error}", returncode=pytest.ExitCode.USAGE_ERROR)

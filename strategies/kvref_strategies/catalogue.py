@@ -2,17 +2,21 @@
 
 from kvref_strategies import (
     caches,
+    canonical,
+    connector,
     contents,
     deployments,
     drift,
     models,
     pools,
     registrations,
+    sharing,
     spec_groups,
     spec_objects,
     spec_pages,
     specs,
     substitutes,
+    tensors,
 )
 from kvref_strategies.workload import Workload
 
@@ -30,6 +34,10 @@ WORKLOADS: dict[str, Workload] = {
         *substitutes.WORKLOADS,
         *pools.WORKLOADS,
         *caches.WORKLOADS,
+        *tensors.WORKLOADS,
+        *canonical.WORKLOADS,
+        *sharing.WORKLOADS,
+        *connector.WORKLOADS,
         *drift.WORKLOADS,
     )
 }

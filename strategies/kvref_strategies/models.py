@@ -36,7 +36,7 @@ class Family:
     registered: bool = False
 
 
-def _spec(description: Description, name: str, **fields: Any) -> SpecDescriptor:
+def spec_with(description: Description, name: str, **fields: Any) -> SpecDescriptor:
     """The simplest spec of the class with those of these fields that it has."""
     info = class_info(description, name)
     known = {field: value for field, value in fields.items() if declares(info, field)}
@@ -66,8 +66,8 @@ def _perhaps_more_heads(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
 def _full(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     fields = _attention(draw)
     return [
-        _spec(description, "FullAttentionSpec", **fields),
-        _spec(description, "FullAttentionSpec", **_other_heads(draw, fields)),
+        spec_with(description, "FullAttentionSpec", **fields),
+        spec_with(description, "FullAttentionSpec", **_other_heads(draw, fields)),
     ]
 
 
@@ -76,24 +76,24 @@ def _windows(draw: Draw, stage: Stage, description: Description) -> list[SpecDes
     window = draw(st.sampled_from([64, 16, 100]))
     heads = _other_heads(draw, fields)
     return [
-        _spec(description, "FullAttentionSpec", **fields),
-        _spec(description, "SlidingWindowSpec", **heads, sliding_window=window),
+        spec_with(description, "FullAttentionSpec", **fields),
+        spec_with(description, "SlidingWindowSpec", **heads, sliding_window=window),
     ]
 
 
 def _chunks(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     fields = _attention(draw)
     return [
-        _spec(description, "FullAttentionSpec", **fields),
-        _spec(description, "ChunkedLocalAttentionSpec", **fields, attention_chunk_size=64),
+        spec_with(description, "FullAttentionSpec", **fields),
+        spec_with(description, "ChunkedLocalAttentionSpec", **fields, attention_chunk_size=64),
     ]
 
 
 def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     fields = {"block_size": draw(st.sampled_from([64, 32])), "num_kv_heads": 1, "dtype": "torch.float16"}
     # Says how its cache is stored; an index of the cache, which some models keep beside it, does not.
-    layer = _spec(description, "MLAAttentionSpec", **fields, head_size=576, cache_dtype_str="auto")
-    index = _spec(description, "MLAAttentionSpec", **{**fields, "dtype": "torch.uint8"}, head_size=132)
+    layer = spec_with(description, "MLAAttentionSpec", **fields, head_size=576, cache_dtype_str="auto")
+    index = spec_with(description, "MLAAttentionSpec", **{**fields, "dtype": "torch.uint8"}, head_size=132)
     return [layer, draw(st.sampled_from([layer, index]))]
 
 
@@ -106,16 +106,20 @@ def _drafted(draw: Draw, stage: Stage, description: Description) -> list[SpecDes
         "head_size": draw(st.sampled_from([64, 128])),
         "dtype": "torch.float16",
     }
-    return [latent, _spec(description, "SlidingWindowSpec", **heads, sliding_window=64), index]
+    return [latent, spec_with(description, "SlidingWindowSpec", **heads, sliding_window=64), index]
 
 
 def _hidden(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     """Attention, and a layer that keeps hidden states of some layers for the user."""
     fields = _attention(draw)
-    full = _spec(description, "FullAttentionSpec", **fields)
-    window = _spec(description, "SlidingWindowSpec", **fields, sliding_window=64)
+    full = spec_with(description, "FullAttentionSpec", **fields)
+    window = spec_with(description, "SlidingWindowSpec", **fields, sliding_window=64)
     kept = {**fields, "num_kv_heads": draw(st.sampled_from([1, 3])), "head_size": 64}
-    return [full, _spec(description, "HiddenStateCacheSpec", **kept), draw(st.sampled_from([full, window]))]
+    return [
+        full,
+        spec_with(description, "HiddenStateCacheSpec", **kept),
+        draw(st.sampled_from([full, window])),
+    ]
 
 
 def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
@@ -124,10 +128,10 @@ def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
     A draft model may bring attention layers with more heads.
     """
     fields = _attention(draw)
-    full = _spec(description, "FullAttentionSpec", **fields)
+    full = spec_with(description, "FullAttentionSpec", **fields)
     shapes = draw(st.sampled_from([[[4, 8]], [[4, 8], [2, 3, 4]], [[16, 16], [32]]]))
     mode = draw(st.sampled_from(["none", "align"]))
-    state = _spec(
+    state = spec_with(
         description,
         "MambaSpec",
         shapes=shapes,
@@ -154,23 +158,23 @@ def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 def _sinks(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     fields = _attention(draw)
     return [
-        _spec(description, "FullAttentionSpec", **fields),
-        _spec(description, "SinkFullAttentionSpec", **_perhaps_more_heads(draw, fields), sink_len=128),
+        spec_with(description, "FullAttentionSpec", **fields),
+        spec_with(description, "SinkFullAttentionSpec", **_perhaps_more_heads(draw, fields), sink_len=128),
     ]
 
 
 def _cross(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     fields = _attention(draw)
     return [
-        _spec(description, "FullAttentionSpec", **fields),
-        _spec(description, "CrossAttentionSpec", **fields),
+        spec_with(description, "FullAttentionSpec", **fields),
+        spec_with(description, "CrossAttentionSpec", **fields),
     ]
 
 
 def _block_sizes(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     """Full attention whose layers need blocks of different lengths, as kernels may."""
     fields = _attention(draw)
-    full = _spec(description, "FullAttentionSpec", **fields)
+    full = spec_with(description, "FullAttentionSpec", **fields)
     return [full, with_field(full, "block_size", draw(st.sampled_from([64, 48])))]
 
 
@@ -179,10 +183,10 @@ def _vendor(name: str, draw: Draw, stage: Stage, description: Description) -> li
     fields = _attention(draw)
     base = draw(st.sampled_from(["FullAttentionSpec", "SlidingWindowSpec"]))
     window = {"sliding_window": 64} if base == "SlidingWindowSpec" else {}
-    stock = _spec(description, base, **fields, **window)
+    stock = spec_with(description, base, **fields, **window)
     derive_vendor(draw, stage, stock, name)
     heads = _perhaps_more_heads(draw, fields)
-    return [stock, {"class": name, "fields": _spec(description, base, **heads, **window)["fields"]}]
+    return [stock, {"class": name, "fields": spec_with(description, base, **heads, **window)["fields"]}]
 
 
 FAMILIES = {
@@ -207,7 +211,7 @@ FAMILIES = {
 def families(description: Description) -> Subjects:
     no_registry = None if has_registry(description) else "there is no registry"
     return {
-        name: (no_registry if family.registered else None) or _lacking(description, family.classes)
+        name: (no_registry if family.registered else None) or lacking(description, family.classes)
         for name, family in FAMILIES.items()
     }
 
@@ -216,7 +220,7 @@ def has_registry(description: Description) -> bool:
     return "registry" in description["parts"]
 
 
-def _lacking(description: Description, classes: tuple[str, ...]) -> str | None:
+def lacking(description: Description, classes: tuple[str, ...]) -> str | None:
     """Why there are no models with these classes, or None when there are."""
     known = {info["name"]: missing_menu(info) for info in description["classes"]}
     for name in classes:
@@ -283,7 +287,7 @@ def unregistered(draw: Draw, stage: Stage, description: Description, subject: st
     """Plan layers one of which has a spec that nobody registered."""
     stage.perform("registry.initialise")
     fields = _attention(draw)
-    full = _spec(description, "FullAttentionSpec", **fields)
+    full = spec_with(description, "FullAttentionSpec", **fields)
     stage.perform("specs.derive", name=UNREGISTERED, base="AttentionSpec", fields={})
     heads = _other_heads(draw, fields)
     unknown: SpecDescriptor = {
@@ -303,7 +307,7 @@ def unregistered(draw: Draw, stage: Stage, description: Description, subject: st
 
 def _with_attention_base(description: Description) -> Subjects:
     bases = {info["name"] for info in description["classes"] if info["role"] == "base"}
-    reason = _lacking(description, ("FullAttentionSpec",))
+    reason = lacking(description, ("FullAttentionSpec",))
     return {"planner": reason if "AttentionSpec" in bases else "there is no base class AttentionSpec"}
 
 

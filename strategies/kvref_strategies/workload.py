@@ -24,6 +24,10 @@ class Description(TypedDict):
     managers: list[str]
     environment: dict[str, str]
     """Versions of Python and torch."""
+    devices: list[str]
+    """Kinds of devices that its tensors can be on."""
+    device: str
+    """The one that they are to be on."""
     threads: int
     """Threads that run after import, the main one included."""
     plugin: PluginInfo | None

@@ -2,6 +2,8 @@
 
 from kvref_conformance.laws import (
     admission,
+    canonical,
+    connector,
     coordinator,
     deployments,
     drift,
@@ -11,11 +13,13 @@ from kvref_conformance.laws import (
     plan,
     pool,
     registry,
+    sharing,
     spec,
     spec_groups,
     spec_held,
     spec_pages,
     substitutes,
+    tensors,
 )
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.target import ANSWERS
@@ -41,6 +45,10 @@ LAWS: dict[str, Law] = {
         *manager.LAWS,
         *coordinator.LAWS,
         *admission.LAWS,
+        *tensors.LAWS,
+        *canonical.LAWS,
+        *sharing.LAWS,
+        *connector.LAWS,
         *drift.LAWS,
         ANSWERS,
     )

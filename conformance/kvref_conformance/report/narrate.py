@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ Labels = Mapping[str, str]
 """What to call a spec that was built before, by its `_key`."""
 
 _LONGEST_LIST = 8
+_LONGEST_BYTES = 64
+"""Hexadecimal digits of the bytes of a block; hashes have no more."""
 
 
 def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> str:
@@ -88,6 +91,13 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
             told = _mapping({str(name): value for name, value in limits.items()}, "=")
             order = ", its groups listed backwards" if back else ""
             return f"report the capacity of a plan of {_mapping(layers, ': ', labels)} with {told}{order}"
+        case {"op": "tensors.allocate", "args": {"layers": dict() as layers, "sharing": [*pairs], **rest}}:
+            told = _mapping({str(name): value for name, value in rest.items() if value is not None}, "=")
+            shared = f"; {_sharing(pairs)}" if pairs else ""
+            return f"allocate the layers {_mapping(layers, ': ', labels)} with {told}{shared}"
+        case {"op": "sharing.join", "args": {"groups": [*groups], "sharing": [*pairs], "times": times}}:
+            often = "once" if times == 1 else f"{_value(times)} times"
+            return f"let layers join the groups {_value(groups)}, {often}: {_sharing(pairs) or 'none'}"
         case {"op": "registry.substitute", "args": {"spec_class": old, "substitute": new}}:
             return f"put {new} in the place of {old}" if new else f"undo what stands in the place of {old}"
         case {"op": str(operation), "args": dict() as arguments} if operation.startswith("pool."):
@@ -95,6 +105,10 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
         case {"op": operation, "args": dict() as arguments}:
             return f"{operation}({_mapping(arguments, '=', labels)})"
     return repr(op)
+
+
+def _sharing(pairs: Sequence[Sequence[str]]) -> str:
+    return ", ".join(f"{pair[0]} shares with {pair[-1]}" for pair in pairs)
 
 
 def _describe_pool(operation: str, arguments: Mapping[str, Any]) -> str:
@@ -223,8 +237,16 @@ def _value(value: Any) -> str:
     """Plain data (see `kvref.target`) the way Python code would name it."""
     match value:
         case str():
+            if len(value) > _LONGEST_BYTES and re.fullmatch("[0-9a-f]+", value):
+                return f"{value[:_LONGEST_BYTES]}... ({len(value) // 2} bytes)"
             return value.removeprefix("torch.") if value.startswith("torch.") else repr(value)
-        case {"groups": [*groups]}:
+        case {"buffers": buffers, "groups": groups, "layers": dict()}:
+            return f"allocations of {_value(buffers)} bytes, layers in groups {_value(groups)}"
+        case {"tensors": [*tensors], "groups": [*groups]}:
+            shapes = [tensor["shape"] for tensor in tensors]
+            refs = [[ref["tensor"] for ref in group] for group in groups]
+            return f"tensors of shape {_value(shapes)}, those of each group {_value(refs)}"
+        case {"groups": [*groups]} if all(isinstance(group, dict) for group in groups):
             blocks = f", {value['num_blocks']} blocks" if "num_blocks" in value else ""
             if "scheduler_block_size" in value:
                 both = f"{value['scheduler_block_size']}, hashed every {value['hash_block_size']}"

@@ -8,6 +8,8 @@ from types import MappingProxyType
 import kvref
 from kvref.target import (
     CachePart,
+    CanonicalPart,
+    ConnectorPart,
     DriftPart,
     HashingPart,
     Json,
@@ -15,9 +17,23 @@ from kvref.target import (
     PluginInfo,
     PoolPart,
     RegistryPart,
+    SharingPart,
     SpecsPart,
+    TensorsPart,
 )
-from kvref_conformance.targets.reference import cache, drift, hashing, planner, pool, registry, specs
+from kvref_conformance.targets.reference import (
+    cache,
+    canonical,
+    connector,
+    drift,
+    hashing,
+    planner,
+    pool,
+    registry,
+    sharing,
+    specs,
+    tensors,
+)
 
 
 class ReferenceTarget:
@@ -33,6 +49,21 @@ class ReferenceTarget:
             "partial_keys": True,
             "block_numbers": ["touch", "free", "evict"],
             "reuse_order": {"unkeyed": "first", "keyed": "last"},
+            "layouts": [
+                "LBNHC",
+                "LBHNC",
+                "LHBNC",
+                "BLNHC",
+                "BLHNC",
+                "BHLNC",
+                "LKBNHC",
+                "LBKNHC",
+                "LBKHNC",
+                "BLKNHC",
+            ],
+            "buffers": ["each", "one"],
+            "kernel_blocks": True,
+            "zeroed": True,
         }
     )
     specs: SpecsPart = specs
@@ -42,6 +73,10 @@ class ReferenceTarget:
     planner: PlannerPart = planner
     pool: PoolPart = pool
     cache: CachePart = cache
+    sharing: SharingPart = sharing
+    tensors: TensorsPart = tensors
+    canonical: CanonicalPart = canonical
+    connector: ConnectorPart = connector
 
     @property
     def plugin(self) -> PluginInfo | None:

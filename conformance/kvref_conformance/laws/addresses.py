@@ -1,0 +1,96 @@
+"""Which byte of which allocation holds what, for the laws that judge the memory of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from kvref_conformance.laws.core import Event
+
+Place = tuple[int, int]
+"""An allocation, and a byte of it."""
+
+
+class Caches:
+    """A cache that was allocated: what was asked for, what was told, and how often it has been since."""
+
+    def __init__(self, event: Event) -> None:
+        self.args: dict[str, Any] = event["args"]
+        self.told: dict[str, Any] = event["outcome"]["value"]
+        self._places: dict[tuple[str, int], list[Place]] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.args["num_blocks"])
+
+    @cached_property
+    def owners(self) -> list[str]:
+        """The layers that have memory of their own."""
+        return [name for name in self.told["layers"] if name in self.args["layers"]]
+
+    @cached_property
+    def owner_of(self) -> dict[str, str]:
+        """Of each layer, the one whose memory it uses: itself, or where its targets lead."""
+        targets = dict(self.args["sharing"])
+        found = {}
+        for name in self.told["layers"]:
+            owner = name
+            for _ in targets:
+                owner = targets.get(owner, owner)
+            found[name] = owner
+        return found
+
+    @cached_property
+    def group_of(self) -> dict[str, int]:
+        return {name: number for number, group in enumerate(self.told["groups"]) for name in group}
+
+    def views(self, layer: str) -> list[dict[str, Any]]:
+        views: list[dict[str, Any]] = self.told["layers"][layer]["views"]
+        return views
+
+    def places(self, layer: str, block: int) -> list[Place]:
+        """The bytes of what a layer keeps in a block, in the order in which they are read."""
+        key = (layer, block)
+        if key not in self._places:
+            views = self.views(layer)
+            self._places[key] = [at for view in views for at in places_in(view, block, self.num_blocks)]
+        return self._places[key]
+
+    def in_words(self) -> str:
+        """What was allocated, in a few words."""
+        kernel = self.args["kernel_block_size"]
+        return (
+            f"{len(self.args['layers'])} layers with {self.num_blocks} blocks in layout {self.args['layout']}"
+            + (f", kernel blocks of {kernel} tokens" if kernel else "")
+        )
+
+
+def blocks_per_block(view: dict[str, Any], num_blocks: int) -> int:
+    """How many blocks of the view are a block of the pool."""
+    return int(view["shape"][view["axes"].index("B")] // num_blocks)
+
+
+def places_in(view: dict[str, Any], block: int, num_blocks: int) -> Iterator[Place]:
+    """The bytes of a block in a view."""
+    several = blocks_per_block(view, num_blocks)
+    ranges = [range(size) for size in view["shape"]]
+    ranges[view["axes"].index("B")] = range(block * several, (block + 1) * several)
+    for indices in product(*ranges):
+        start = view["offset"] + sum(i * stride for i, stride in zip(indices, view["strides"], strict=True))
+        for byte in range(start, start + view["itemsize"]):
+            yield view["buffer"], byte
+
+
+_LAST: dict[str, Any] = {}
+"""What was read last: all laws look at an example before there is another."""
+
+
+def allocations(events: list[Event]) -> list[Caches]:
+    """Each cache that was allocated."""
+    if _LAST.get("events") is not events or _LAST["number"] != len(events):
+        made = [e for e in events if e["op"] == "tensors.allocate" and "value" in e["outcome"]]
+        _LAST.update(events=events, number=len(events), made=[Caches(event) for event in made])
+    found: list[Caches] = _LAST["made"]
+    return found

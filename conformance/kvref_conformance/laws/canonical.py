@@ -1,0 +1,245 @@
+"""Laws of the canonical view: rows of bytes, as connectors see a cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from kvref_conformance.laws.addresses import Caches, Place
+from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.results import Level
+
+
+def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
+    """Each canonical view, with the cache that it is one of."""
+    caches = None
+    for event in runs[0]:
+        if event["op"] == "tensors.allocate":
+            caches = Caches(event) if "value" in event["outcome"] else None
+        elif event["op"] == "canonical.register" and caches and "value" in event["outcome"]:
+            yield caches, event["outcome"]["value"]
+
+
+def row_places(tensor: dict[str, Any], row: int, size: int) -> list[Place]:
+    """The first bytes of a row."""
+    start = tensor["offset"] + row * tensor["strides"][0]
+    return [(tensor["buffer"], start + byte) for byte in range(size)]
+
+
+def shape(runs: Runs) -> int:
+    """Rows of bytes, one for each block, in the memory of the cache."""
+    judged = 0
+    for caches, canonical in registered(runs):
+        device = caches.args["device"]
+        for number, tensor in enumerate(canonical["tensors"]):
+            judged += 1
+            wrong = {
+                "shape": tensor["shape"] != [caches.num_blocks, tensor["page_size_bytes"]],
+                "rows": tensor["strides"][-1:] != [1],
+                "dtype": tensor["dtype"] != "torch.int8",
+                "device": tensor["device"] != device,
+                "copy": tensor["buffer"] is None,
+            }
+            if facets := tuple(facet for facet, broken in wrong.items() if broken):
+                raise LawBroken(
+                    f"tensor {number}: {caches.num_blocks} rows of {tensor['page_size_bytes']} int8 "
+                    f"on {device}, in the memory of the cache ({caches.in_words()})",
+                    f"{tensor['dtype']} of shape {tensor['shape']} with strides {tensor['strides']} on "
+                    f"{tensor['device']}{', in memory of its own' if tensor['buffer'] is None else ''}",
+                    facets,
+                )
+    return judged
+
+
+def covers_once(runs: Runs) -> int:
+    """The references of a group have each byte that one of its layers keeps in a block, once."""
+    judged = 0
+    for caches, canonical in registered(runs):
+        for names, refs in zip(caches.told["groups"], canonical["groups"], strict=False):
+            if any(not 0 <= ref["tensor"] < len(canonical["tensors"]) for ref in refs):
+                continue
+            for block in range(caches.num_blocks):
+                judged += 1
+                covered = Counter(
+                    place
+                    for ref in refs
+                    for place in row_places(
+                        canonical["tensors"][ref["tensor"]], block, ref["page_size_bytes"]
+                    )
+                )
+                for layer in [name for name in names if name in caches.owners]:
+                    times = [covered[place] for place in caches.places(layer, block)]
+                    if set(times) - {1}:
+                        facet = "missing" if 0 in times else "several times"
+                        raise LawBroken(
+                            f"the {len(times)} bytes of block {block} of {layer} in the references of its "
+                            f"group, each once ({caches.in_words()})",
+                            f"{times.count(0)} are missing, {sum(t > 1 for t in times)} there several times",
+                            (facet,),
+                        )
+    return judged
+
+
+def group_refs(runs: Runs) -> int:
+    """Every group has its references, to tensors that there are, within their rows, to no other block."""
+    judged = 0
+    for caches, canonical in registered(runs):
+        judged += 1
+        tensors, groups = canonical["tensors"], canonical["groups"]
+        if len(groups) != len(caches.told["groups"]):
+            raise LawBroken(
+                f"references of {len(caches.told['groups'])} groups", f"of {len(groups)}", ("groups",)
+            )
+        kept = {
+            place: block
+            for layer in caches.owners
+            for block in range(caches.num_blocks)
+            for place in caches.places(layer, block)
+        }
+        for number, refs in enumerate(groups):
+            for ref in refs:
+                words = f"group {number}, of {caches.in_words()}"
+                if not 0 <= ref["tensor"] < len(tensors):
+                    raise LawBroken(
+                        f"one of {len(tensors)} tensors for {words}", f"tensor {ref['tensor']}", ("tensor",)
+                    )
+                tensor, size = tensors[ref["tensor"]], ref["page_size_bytes"]
+                if not 0 < size <= tensor["page_size_bytes"]:
+                    raise LawBroken(
+                        f"at most the {tensor['page_size_bytes']} bytes of a row for {words}",
+                        f"{size} bytes",
+                        ("size",),
+                    )
+                for row in range(caches.num_blocks):
+                    others = {kept.get(place, row) for place in row_places(tensor, row, size)} - {row}
+                    if others:
+                        raise LawBroken(
+                            f"nothing but block {row} in row {row} of tensor {ref['tensor']}, of {words}",
+                            f"bytes of block {min(others)}",
+                            ("block",),
+                        )
+    return judged
+
+
+def round_trip(runs: Runs) -> int:
+    """What is written in one way is read in the other; a copied block is what it is a copy of.
+
+    Only what is certain is judged: bytes that were written or copied. A copy moves what the layers of the
+    group keep; of other groups' bytes in that block nothing is said.
+    """
+    judged = 0
+    caches: Caches | None = None
+    canonical: dict[str, Any] = {}
+    memory: dict[Place, int] = {}
+    for event in runs[0]:
+        op, args, outcome = event["op"], event["args"], event["outcome"]
+        if op == "tensors.allocate":
+            caches = Caches(event) if "value" in outcome else None
+            canonical, memory = {}, {}
+        elif op == "canonical.register":
+            canonical = outcome.get("value", {})
+        if caches is None or not canonical or "value" not in outcome:
+            continue
+        if op == "canonical.copy":
+            copy_in(memory, caches, canonical, args)
+            continue
+        if op in ("tensors.write", "tensors.read"):
+            places = caches.places(args["layer"], args["block"])
+            words = f"block {args['block']} of {args['layer']}"
+        elif op in ("canonical.write", "canonical.read"):
+            tensor = canonical["tensors"][args["tensor"]]
+            places = row_places(tensor, args["row"], tensor["page_size_bytes"])
+            words = f"row {args['row']} of canonical tensor {args['tensor']}"
+        else:
+            continue
+        found = bytes.fromhex(outcome["value"])
+        if op.endswith("write"):
+            memory.update(zip(places, found, strict=True))
+            continue
+        known = [memory.get(place) for place in places]
+        judged += any(byte is not None for byte in known)
+        wrong = [
+            at for at, (byte, now) in enumerate(zip(known, found, strict=True)) if byte not in (None, now)
+        ]
+        if wrong:
+            at = wrong[0]
+            raise LawBroken(
+                f"{words}: as byte {at} {known[at]}, which was written there ({caches.in_words()})",
+                f"{found[at]}; {len(wrong)} of {len(found)} bytes are wrong",
+                ("rows" if op == "canonical.read" else "layers",),
+            )
+    return judged
+
+
+def copy_in(
+    memory: dict[Place, int], caches: Caches, canonical: dict[str, Any], args: dict[str, Any]
+) -> None:
+    """Do to the memory what the copy of a block does; what is not certain any more is forgotten."""
+    source, destination = args["source"], args["destination"]
+    layers = [name for name in caches.told["groups"][args["group"]] if name in caches.owners]
+    moved = {
+        to: memory.get(at)
+        for layer in layers
+        for at, to in zip(caches.places(layer, source), caches.places(layer, destination), strict=True)
+    }
+    for ref in canonical["groups"][args["group"]]:
+        tensor = canonical["tensors"][ref["tensor"]]
+        for place in row_places(tensor, destination, ref["page_size_bytes"]):
+            memory.pop(place, None)
+    for place, byte in moved.items():
+        memory.pop(place, None)
+        if byte is not None:
+            memory[place] = byte
+
+
+LAWS = [
+    Law(
+        id="canonical.shape",
+        level=Level.SAFETY,
+        statement=(
+            "Every canonical tensor has a row of its own page size in int8 for each block, on the device of "
+            "the cache, and is a view of its memory, not a copy."
+        ),
+        why="A connector moves elements of another size, or saves a copy that nobody writes to.",
+        sources=("vLLM PR 37853",),
+        workload="canonical.rows",
+        check=shape,
+    ),
+    Law(
+        id="canonical.covers-once",
+        level=Level.SAFETY,
+        statement=(
+            "The references of a group cover what each of its layers keeps in a block: every byte, and once. "
+            "Groups may use one region."
+        ),
+        why="What is not covered is lost when a block is loaded back; what is covered twice is moved twice.",
+        sources=("vLLM PR 37853",),
+        workload="canonical.rows",
+        check=covers_once,
+    ),
+    Law(
+        id="canonical.round-trip",
+        level=Level.SAFETY,
+        statement=(
+            "Bytes written through a layer are read through the canonical view, and the other way round; "
+            "copying a block of a group moves what each of its layers keeps there, and nothing else."
+        ),
+        why="A request that continues from loaded blocks reads something else than was stored.",
+        sources=("vLLM PR 37853",),
+        workload="canonical.rows",
+        check=round_trip,
+    ),
+    Law(
+        id="canonical.group-refs",
+        level=Level.SAFETY,
+        statement=(
+            "Every group has references, to tensors that exist, of at most a row, and no row has a byte of "
+            "another block."
+        ),
+        why="A connector copies the wrong tensor, or writes into the block of another request.",
+        sources=("vLLM PR 37853",),
+        workload="canonical.rows",
+        check=group_refs,
+    ),
+]

@@ -1,0 +1,282 @@
+"""Laws of connectors: what a transfer reads stays, and what a load has not brought is not promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvref_conformance.laws.cache_steps import State, Step, steps
+from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.results import Level
+
+
+@dataclass
+class Transfer:
+    """A job that was not reported done."""
+
+    is_store: bool
+    pairs: list[tuple[int, int]]
+    """Blocks, and blocks of the host."""
+    contents: list[str | None]
+    """What is moved, as far as that is known."""
+
+
+@dataclass
+class Ledger:
+    """Who holds what, and what is where, of a pool and host memory that were made."""
+
+    num_blocks: int
+    host_blocks: int
+    owned: set[int] = field(default_factory=set)
+    """Blocks of requests."""
+    contents: dict[int, str | None] = field(default_factory=dict)
+    """What is in them, if something is; None where that is not known."""
+    loaded: set[int] = field(default_factory=set)
+    """Those of them that were loaded."""
+    on_host: dict[int, str | None] = field(default_factory=dict)
+    """What stores that are done have left there."""
+    jobs: dict[str, Transfer] = field(default_factory=dict)
+    any_done: bool = False
+
+    def read_by_stores(self) -> dict[int, str]:
+        """Blocks that a store still reads, with its name."""
+        stores = [(name, job) for name, job in self.jobs.items() if job.is_store]
+        return {block: name for name, job in stores for block, _ in job.pairs}
+
+    def may(self, op: str, arguments: dict[str, Any]) -> bool:
+        """Whether an engine may ask for it: what was recorded elsewhere may not fit what is answered here."""
+        if op in ("connector.store", "connector.load"):
+            return self.may_move(arguments["job"], arguments["pairs"], op == "connector.store")
+        blocks = arguments.get("blocks", [arguments["block"]] if "block" in arguments else [])
+        still_read = op == "connector.write" and any(block in self.read_by_stores() for block in blocks)
+        return not still_read and self.may_use(blocks)
+
+    def may_use(self, blocks: list[int]) -> bool:
+        """Whether these are blocks of requests, each once, that no load still fills."""
+        loads = [job for job in self.jobs.values() if not job.is_store]
+        filled = {block for job in loads for block, _ in job.pairs}
+        return len({*blocks}) == len(blocks) and {*blocks} <= self.owned - filled
+
+    def may_move(self, name: str, pairs: list[list[int]], is_store: bool) -> bool:
+        blocks, places = [block for block, _ in pairs], [place for _, place in pairs]
+        if name in self.jobs or len({*places}) < len(places) or not self.may_use(blocks):
+            return False
+        filling = {place for job in self.jobs.values() if job.is_store for _, place in job.pairs}
+        if is_store:
+            read = {place for job in self.jobs.values() for _, place in job.pairs}
+            return {*places} <= {*range(self.host_blocks)} - filling - read
+        return {*places} <= self.on_host.keys() - filling and not self.read_by_stores().keys() & {*blocks}
+
+    def enter(self, op: str, arguments: dict[str, Any], value: Any) -> None:
+        """Note what was done."""
+        match op:
+            case "connector.take":
+                self.owned.update(value)
+            case "connector.free":
+                self.owned.difference_update(arguments["blocks"])
+                self.forget(arguments["blocks"])
+            case "connector.write":
+                self.forget([arguments["block"]])
+                self.contents[arguments["block"]] = value
+            case "connector.store":
+                pairs = [(block, place) for block, place in arguments["pairs"]]
+                for _, place in pairs:
+                    self.on_host.pop(place, None)
+                contents = [self.contents.get(block) for block, _ in pairs]
+                self.jobs[arguments["job"]] = Transfer(True, pairs, contents)
+            case "connector.load":
+                pairs = [(block, place) for block, place in arguments["pairs"]]
+                self.forget([block for block, _ in pairs])
+                contents = [self.on_host[place] for _, place in pairs]
+                self.jobs[arguments["job"]] = Transfer(False, pairs, contents)
+            case "connector.finished":
+                for name in value:
+                    if job := self.jobs.pop(name, None):
+                        self.end(job)
+
+    def end(self, job: Transfer) -> None:
+        self.any_done = True
+        for (block, place), content in zip(job.pairs, job.contents, strict=True):
+            if job.is_store:
+                self.on_host[place] = content
+            else:
+                self.contents[block] = content
+                self.loaded.add(block)
+
+    def forget(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.contents.pop(block, None)
+            self.loaded.discard(block)
+
+
+def held_until_sent(runs: Runs) -> int:
+    """What a store reads is not handed out, and comes back as it was; behind all that, nothing is lost."""
+    judged = 0
+    ledger: Ledger | None = None
+    for event in runs[0]:
+        op, arguments, outcome = event["op"], event["args"], event["outcome"]
+        if op == "connector.create":
+            made = "value" in outcome
+            ledger = Ledger(arguments["num_blocks"], arguments["host_blocks"]) if made else None
+            continue
+        if ledger is None:
+            continue
+        if op == "connector.take":
+            judged += judge_taken(ledger, event)
+        if "value" not in outcome or not ledger.may(op, arguments):
+            return judged
+        value = outcome["value"]
+        if op == "connector.take" and ledger.owned.intersection(value):
+            return judged
+        if op == "connector.read" and arguments["block"] in ledger.loaded:
+            judged += judge_loaded(arguments["block"], ledger.contents[arguments["block"]], value)
+        ledger.enter(op, arguments, value)
+    return judged
+
+
+def judge_taken(ledger: Ledger, event: Event) -> int:
+    """Whether what may not be handed out was, or what may was not; how many judgements that is."""
+    number, outcome = event["args"]["num_blocks"], event["outcome"]
+    free, reading = ledger.num_blocks - 1 - len(ledger.owned), ledger.read_by_stores()
+    if error := outcome.get("error"):
+        if ledger.any_done and not ledger.jobs and 0 <= number <= free:
+            raise LawBroken(
+                f"{number} blocks, since all jobs are done, and requests hold {len(ledger.owned)} of "
+                f"{ledger.num_blocks - 1}",
+                f"{error['type']}: {error['message']}",
+                ("kept",),
+            )
+        return 0
+    for block in outcome.get("value", ()):
+        if block in reading:
+            raise LawBroken(
+                f"block {block} not handed out before the store {reading[block]!r}, which reads it, is done",
+                f"{outcome['value']} handed out",
+                ("reused",),
+            )
+    return int(bool(reading.keys() - ledger.owned)) + int(ledger.any_done and not ledger.jobs)
+
+
+def judge_loaded(block: int, expected: str | None, read: str) -> int:
+    if expected not in (None, read):
+        raise LawBroken(
+            f"block {block} with what was stored and loaded back into it, {expected}", read, ("content",)
+        )
+    return int(expected is not None)
+
+
+def failed_load(runs: Runs) -> int:
+    """No key for what was not loaded, at any time between its places and the end of the load."""
+    judged = 0
+    awaited: dict[str, set[int]] = {}
+    hashes: dict[str, list[str]] = {}
+    for step in steps(runs[0]):
+        if step.op == "cache.create":
+            awaited, hashes = {}, {}
+        if not step.cache.arguments["enable_caching"]:
+            continue
+        name = step.args.get("request", "")
+        if step.op == "cache.lookup" and step.done:
+            hashes[name] = step.value["hashes"]
+        if step.allocated and step.args.get("delay"):
+            awaited[name] = set(step.value["taken"])
+            judged += 1
+        if step.op == "cache.cache_blocks" and name in awaited:
+            judged += 1
+            judge_cached(step, hashes.get(name, []))
+            awaited.pop(name)
+        if step.op == "cache.evict":
+            judged += 1
+            judge_evicted(step)
+        if step.after is not None:
+            judge_awaited(step, step.after, awaited)
+        if step.op == "cache.free":
+            awaited.pop(name, None)
+    return judged
+
+
+def judge_awaited(step: Step, state: State, awaited: dict[str, set[int]]) -> None:
+    """What something is loaded into has no key, not even when that is given up."""
+    for name, blocks in awaited.items():
+        if keyed := [block for block in sorted(blocks) if named(state, block)]:
+            raise LawBroken(
+                f"after {step.in_words()}: no key for block {keyed[0]}, into which something is being "
+                f"loaded for {name}",
+                f"{named(state, keyed[0])}",
+                ("being loaded",),
+            )
+
+
+def judge_cached(step: Step, hashes: list[str]) -> None:
+    """What has arrived gets keys, and nothing behind it."""
+    if step.before is None or step.after is None:
+        return
+    arrived, size = step.args["computed"], step.cache.arguments["hash_block_size"]
+    behind = {
+        f"{each}/{group.number}": (place + 1) * size
+        for place, each in enumerate(hashes)
+        for group in step.cache.groups
+        if (place + 1) * size > arrived
+    }
+    for block in step.cache.usable:
+        new = [key for key in named(step.after, block) if key not in named(step.before, block)]
+        if wrong := [key for key in new if key in behind]:
+            raise LawBroken(
+                f"after {step.in_words()}: keys for the first {arrived} tokens at most, which are all that "
+                "is there",
+                f"block {block} has one for {behind[wrong[0]]} tokens, {wrong[0]}",
+                ("not loaded",),
+            )
+
+
+def judge_evicted(step: Step) -> None:
+    """What was bad is found no more."""
+    if step.refused:
+        raise LawBroken(f"{step.in_words()} done", step.refused, ("refused",))
+    for block in step.cache.real(step.args["blocks"]):
+        if step.after is not None and (keys := named(step.after, block)):
+            raise LawBroken(
+                f"after {step.in_words()}: no key for block {block}", f"{keys}", ("kept by eviction",)
+            )
+
+
+def named(state: State, block: int) -> list[str]:
+    """The keys that a block has, or is found under."""
+    found = [key for key, blocks in state["found"].items() if block in blocks]
+    return list(dict.fromkeys([*state["keys"].get(str(block), ()), *found]))
+
+
+LAWS = [
+    Law(
+        id="connector.held-until-sent",
+        level=Level.SAFETY,
+        statement=(
+            "A block that a store reads is not handed out before the store is reported done; what is "
+            "loaded back is what was in the block; and when all jobs are done, all blocks that requests "
+            "have freed can be taken."
+        ),
+        why=(
+            "What is stored under one request's key is another one's cache, and is served for as long as it "
+            "is kept; a block that stays held is lost until the next start."
+        ),
+        sources=("vLLM PR 37853", "the engine contract"),
+        workload="connector.machine",
+        check=held_until_sent,
+    ),
+    Law(
+        id="connector.failed-load",
+        level=Level.SAFETY,
+        statement=(
+            "A block into which something is being loaded has no key; when the load has ended, there are "
+            "keys for tokens that have arrived, and none behind them; blocks that turned out bad and are "
+            "evicted have none, whether they are held or not."
+        ),
+        why="A key without content is a hit for the next request, which reads what was never there.",
+        sources=(
+            "the engine contract",
+            "`_update_waiting_for_remote_kv` and `_handle_invalid_blocks` in vLLM's scheduler",
+        ),
+        workload="cache.loads",
+        check=failed_load,
+    ),
+]

@@ -1,0 +1,431 @@
+"""Laws of sharing: whose cache a layer uses that has none of its own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.plan import INTERNAL_ERRORS
+from kvref_conformance.laws.registry import told
+from kvref_conformance.results import Level
+
+Targets = dict[str, str]
+"""The target of each layer that shares."""
+
+
+def targets_of(event: Event) -> Targets:
+    return {layer: target for layer, target in event["args"]["sharing"]}
+
+
+def path(layer: str, targets: Targets) -> list[str]:
+    """A layer, its target, the target of that, and so on, each once."""
+    names = {layer: None}
+    while layer in targets and targets[layer] not in names:
+        layer = targets[layer]
+        names[layer] = None
+    return list(names)
+
+
+def in_words(names: list[str]) -> str:
+    return " -> ".join(names)
+
+
+def loops(targets: Targets) -> list[list[str]]:
+    """The layers of each cycle."""
+    found: dict[frozenset[str], list[str]] = {}
+    for layer in targets:
+        names = path(layer, targets)
+        if (back := targets.get(names[-1])) is not None:
+            loop = names[names.index(back) :]
+            found.setdefault(frozenset(loop), loop)
+    return list(found.values())
+
+
+def loose(targets: Targets, owners: list[str]) -> list[tuple[str, str]]:
+    """The layers whose targets lead to one without a cache, each with its target."""
+    ends = {layer: path(layer, targets)[-1] for layer in targets}
+    return [(layer, targets[layer]) for layer, end in ends.items() if end not in (*owners, *targets)]
+
+
+def owners_in(event: Event) -> list[str]:
+    return [name for group in event["args"]["groups"] for name in group]
+
+
+def named(layer: str, message: str) -> bool:
+    """Whether a message has the name of the layer, and not just that of one whose name begins like it."""
+    return re.search(rf"(?<!\w){re.escape(layer)}(?!\w)", message) is not None
+
+
+def joins(runs: Runs, times: int | None = 1) -> list[Event]:
+    """Every call for layers to join that came back; with None, however often they were to."""
+    return [
+        event
+        for event in runs[0]
+        if event["op"] == "sharing.join"
+        and "died" not in event["outcome"]
+        and times in (None, event["args"]["times"])
+    ]
+
+
+def is_sound(event: Event) -> bool:
+    """Whether all targets lead to owners, as in models that an engine can run."""
+    targets = targets_of(event)
+    return not loops(targets) and not loose(targets, owners_in(event))
+
+
+def same_graph(event: Event, other: Event) -> bool:
+    """Whether the same layers share, in whatever order they are listed."""
+    return event["args"]["groups"] == other["args"]["groups"] and targets_of(event) == targets_of(other)
+
+
+def members(event: Event) -> list[list[str]] | None:
+    """The layers of each group afterwards, each once; None for a refusal."""
+    answer = event["outcome"].get("value")
+    return None if answer is None else [sorted(set(group)) for group in answer["groups"]]
+
+
+def chain_resolves(runs: Runs) -> int:
+    """Layers are in the groups of their owners.
+
+    What depends on the order of layers is for another law: here all listings have to have the same result.
+    """
+    judged = 0
+    calls = [event for event in joins(runs) if is_sound(event)]
+    for event in calls:
+        groups, targets = members(event), targets_of(event)
+        if any(members(other) != groups for other in calls if same_graph(event, other)):
+            continue
+        judged += 1
+        if groups is None:
+            longest = max((path(layer, targets) for layer in targets), key=len)
+            raise LawBroken(
+                f"{longest[0]} in the group of {longest[-1]}, to which it leads: {in_words(longest)}",
+                told(event["outcome"]),
+                (event["outcome"]["error"]["type"],),
+            )
+        for layer in targets:
+            names = path(layer, targets)
+            right = [n for n, group in enumerate(event["args"]["groups"]) if names[-1] in group]
+            found = [n for n, group in enumerate(groups) if layer in group]
+            if found != right:
+                raise LawBroken(
+                    f"{layer} in group {right[0]}, that of {names[-1]}, to which it leads: {in_words(names)}",
+                    f"in the groups {found}" if found else "in none",
+                    ("another group" if found else "no group",),
+                )
+    return judged
+
+
+def order_free(runs: Runs) -> int:
+    """Two listings of the same layers are both refused, or lead to the same groups."""
+    judged = 0
+    calls = [event for event in joins(runs) if is_sound(event)]
+    for place, event in enumerate(calls):
+        for earlier in calls[:place]:
+            if event["args"] == earlier["args"] or not same_graph(event, earlier):
+                continue
+            judged += 1
+            groups, before = members(event), members(earlier)
+            if groups == before:
+                continue
+            listings = [", ".join(targets_of(each)) for each in (earlier, event)]
+            if groups is None or before is None:
+                refused = told((event if groups is None else earlier)["outcome"])
+                first, second = ("groups", refused) if groups is None else (refused, "groups")
+                facet = "refused"
+            else:
+                first, second, facet = f"{before}", f"{groups}", "groups"
+            raise LawBroken(
+                "one result, in whatever order the layers are listed",
+                f"listed as {listings[0]}: {first}; as {listings[1]}: {second}",
+                (facet,),
+            )
+    return judged
+
+
+def cycle_refused(runs: Runs) -> int:
+    """A cycle is refused by an error that is meant, and names all of a cycle."""
+    judged = 0
+    for event in joins(runs):
+        targets, outcome = targets_of(event), event["outcome"]
+        cycles = loops(targets)
+        if not cycles or loose(targets, owners_in(event)):
+            continue
+        judged += 1
+        which = " and ".join(in_words([*loop, loop[0]]) for loop in cycles)
+        refuse_unmeant(outcome, f"of layers that share in a cycle, {which}")
+        message = outcome["error"]["message"]
+        if not any(all(named(layer, message) for layer in loop) for loop in cycles):
+            raise LawBroken(f"a refusal that names the layers of {which}", told(outcome), ("unnamed",))
+    return judged
+
+
+def refuse_unmeant(outcome: dict[str, Any], what: str) -> None:
+    """Raise `LawBroken` for layers that join, or do not because of what looks like a mistake."""
+    if "value" in outcome:
+        raise LawBroken(f"a refusal {what}", f"the groups {outcome['value']['groups']}", ("accepted",))
+    if (kind := outcome["error"]["type"]) in INTERNAL_ERRORS:
+        raise LawBroken(f"a refusal that is meant, {what}", told(outcome), (kind,))
+
+
+def dangling_refused(runs: Runs) -> int:
+    """What leads to no cache is refused by an error that is meant, and names two layers on the way."""
+    judged = 0
+    for event in joins(runs):
+        targets, outcome = targets_of(event), event["outcome"]
+        pairs = loose(targets, owners_in(event))
+        if not pairs or loops(targets):
+            continue
+        judged += 1
+        longest = max((path(layer, targets) for layer, _ in pairs), key=len)
+        refuse_unmeant(outcome, f"of layers that lead to none with a cache, {in_words(longest)}")
+        message = outcome["error"]["message"]
+        if not any(named(layer, message) and named(target, message) for layer, target in pairs):
+            raise LawBroken(
+                f"a refusal that names {' or '.join(f'{layer} and {target}' for layer, target in pairs)}",
+                told(outcome),
+                ("unnamed",),
+            )
+    return judged
+
+
+def grouped_once(runs: Runs) -> int:
+    """Every layer is listed once in its group; joining again changes nothing.
+
+    Who is in which group at all is for other laws.
+    """
+    judged = 0
+    calls = [event for event in joins(runs, None) if is_sound(event)]
+    for event in calls:
+        times, outcome = event["args"]["times"], event["outcome"]
+        once = {**event["args"], "times": 1}
+        joined = [members(other) for other in calls if other["args"] == once]
+        again = times > 1
+        if "error" in outcome:
+            if not again or not joined or joined[0] is None:
+                continue
+            raise LawBroken(f"nothing changed by joining {times} times", told(outcome), ("refused again",))
+        judged += 1
+        groups = outcome["value"]["groups"]
+        repeated = [name for group in groups for name, number in Counter(group).items() if number > 1]
+        if repeated:
+            raise LawBroken(
+                f"each layer once in its group, having joined {'once' if times == 1 else f'{times} times'}",
+                f"{', '.join(repeated)} several times: {groups}",
+                ("again" if again else "at once",),
+            )
+        lost = [name for name in owners_in(event) if not any(name in group for group in groups)]
+        if lost:
+            raise LawBroken(f"{', '.join(lost)} in a group, still", f"{groups}", ("lost",))
+        if again and joined and joined[0] not in (None, members(event)):
+            raise LawBroken(
+                f"nothing changed by joining {times} times: {joined[0]}", f"{groups}", ("changed again",)
+            )
+    return judged
+
+
+def difference(one: str, other: str) -> str:
+    """Where bytes, in hexadecimal, differ first."""
+    if len(one) != len(other):
+        return f"{len(other) // 2} bytes, not {len(one) // 2}"
+    place = next(n for n in range(0, len(one), 2) if one[n : n + 2] != other[n : n + 2])
+    return f"byte {place // 2} is {other[place : place + 2]}, not {one[place : place + 2]}"
+
+
+def alias(runs: Runs) -> int:
+    """Between two writes, all who use one cache read the same of it."""
+    judged = 0
+    targets: Targets = {}
+    seen: dict[tuple[str, int], tuple[str, str]] = {}
+    for event in runs[0]:
+        op, arguments, outcome = event["op"], event["args"], event["outcome"]
+        if op == "tensors.allocate":
+            targets, seen = targets_of(event) if "value" in outcome else {}, {}
+        if op not in ("tensors.read", "tensors.write"):
+            continue
+        layer, block = arguments["layer"], arguments["block"]
+        names = path(layer, targets)
+        if "error" in outcome and layer in targets:
+            raise LawBroken(
+                f"block {block} of {layer}, which is that of {names[-1]}", told(outcome), ("refused",)
+            )
+        if op == "tensors.write":
+            seen = {}
+        elif "value" in outcome:
+            other, content = seen.setdefault((names[-1], block), (layer, outcome["value"]))
+            if other == layer:
+                continue
+            judged += 1
+            if content != outcome["value"]:
+                ways = [way for way in (names, path(other, targets)) if len(way) > 1]
+                raise LawBroken(
+                    f"block {block} of {layer} as {other} sees it: {'; '.join(map(in_words, ways))}",
+                    difference(content, outcome["value"]),
+                    ("chain" if max(map(len, ways)) > 2 else "direct",),
+                )
+    return judged
+
+
+def isolated(runs: Runs) -> int:
+    """What a layer reads is changed by nothing that is written through layers with other memory.
+
+    Layers of different groups may take turns to use the same memory, block by block.
+    """
+    judged = 0
+    targets: Targets = {}
+    group_of: dict[str, int] = {}
+    known: dict[tuple[str, int], tuple[str, list[tuple[str, int]]]] = {}
+    for event in runs[0]:
+        op, arguments, outcome = event["op"], event["args"], event["outcome"]
+        if op == "tensors.allocate":
+            answer = outcome.get("value", {"groups": []})
+            targets, known = targets_of(event), {}
+            group_of = {name: n for n, group in enumerate(answer["groups"]) for name in group}
+        if op not in ("tensors.read", "tensors.write") or not group_of:
+            continue
+        layer, block = arguments["layer"], arguments["block"]
+        owner = path(layer, targets)[-1]
+        if op == "tensors.write":
+            left = {}
+            for (other, elsewhere), (content, writes) in known.items():
+                theirs = path(other, targets)[-1]
+                together = group_of.get(owner) == group_of.get(theirs)
+                if "value" in outcome and theirs != owner and (together or elsewhere != block):
+                    left[other, elsewhere] = (content, [*writes, (layer, block)])
+            known = left
+        elif "value" in outcome:
+            content, writes = known.get((layer, block), (outcome["value"], []))
+            judged += bool(writes)
+            if content != outcome["value"]:
+                done = ", ".join(f"block {number} through {writer}" for writer, number in writes)
+                same = any(number == block for _, number in writes)
+                raise LawBroken(
+                    f"block {block} of {layer} as it was, since all that was written is {done}",
+                    difference(content, outcome["value"]),
+                    ("same block" if same else "another block",),
+                )
+            known[layer, block] = (outcome["value"], [])
+    return judged
+
+
+def no_cost(runs: Runs) -> int:
+    """With layers that share, memory, groups and pages are as without them."""
+    judged = 0
+    made = [e for e in runs[0] if e["op"] == "tensors.allocate" and "value" in e["outcome"]]
+    for event in [each for each in made if each["args"]["sharing"]]:
+        without = {**event["args"], "sharing": []}
+        for other in [each for each in made if each["args"] == without]:
+            judged += 1
+            before, after = costs(other), costs(event)
+            facets = tuple(what for what in before if before[what] != after[what])
+            if facets:
+                sharing = ", ".join(in_words(pair) for pair in event["args"]["sharing"])
+                raise LawBroken(
+                    f"as without the layers that share ({sharing}): "
+                    + "; ".join(f"{what} {before[what]}" for what in facets),
+                    "; ".join(f"{what} {after[what]}" for what in facets),
+                    facets,
+                )
+    return judged
+
+
+def costs(event: Event) -> dict[str, Any]:
+    """What owners cost; and pages that differ from those of the owner, where layers share."""
+    answer, targets = event["outcome"]["value"], targets_of(event)
+    owners = event["args"]["layers"]
+    pages = {
+        name: (layer["page_size_bytes"], layer["content_size_bytes"], layer["block_stride"])
+        for name, layer in answer["layers"].items()
+    }
+    return {
+        "memory": {"allocated": sum(answer["buffers"]), "planned": answer["planned"]},
+        "groups": sorted(sorted(name for name in group if name in owners) for group in answer["groups"]),
+        "specs": {
+            name: page
+            for name, page in pages.items()
+            if name in owners or page != pages.get(path(name, targets)[-1])
+        },
+    }
+
+
+LAWS = [
+    Law(
+        id="sharing.alias",
+        level=Level.SAFETY,
+        statement="A sharing layer's cache is its owner's: writes through either are seen through both.",
+        why="The layer attends to what nobody has written: wrong output, and no error.",
+        sources=("vLLM PR 35045",),
+        workload="sharing.tensors",
+        check=alias,
+    ),
+    Law(
+        id="sharing.isolated",
+        level=Level.SAFETY,
+        statement=(
+            "Layers that are neither linked by sharing nor planned onto one region never see each other's "
+            "writes."
+        ),
+        why="Layers that look alike, or are near each other in a list, overwrite each other's cache.",
+        sources=("vLLM PR 35045",),
+        workload="sharing.tensors",
+        check=isolated,
+    ),
+    Law(
+        id="sharing.no-cost",
+        level=Level.SAFETY,
+        statement="Sharing layers add no memory, no group and no spec of their own.",
+        why="Memory for caches that nobody uses; with that of few layers saved, fewer requests run at once.",
+        sources=("vLLM PR 35045",),
+        workload="sharing.tensors",
+        check=no_cost,
+    ),
+    Law(
+        id="sharing.chain-resolves",
+        level=Level.SAFETY,
+        statement="A chain of sharing layers, of any length, resolves to its owner: they are in its group.",
+        why="A model whose layer shares the cache of one that shares does not start, or reads other blocks.",
+        sources=("vLLM PR 35045",),
+        workload="sharing.graphs",
+        check=chain_resolves,
+    ),
+    Law(
+        id="sharing.order-free",
+        level=Level.SAFETY,
+        statement="Whose cache a layer shares does not depend on the order in which layers are listed.",
+        why="A model runs or not, or reads other blocks, by how its layers happen to be named or loaded.",
+        sources=("vLLM PR 35045",),
+        workload="sharing.graphs",
+        check=order_free,
+    ),
+    Law(
+        id="sharing.cycle-refused",
+        level=Level.ROBUSTNESS,
+        statement="Layers that share in a cycle, a layer that shares its own cache included, are refused by an "
+        "error that names them.",
+        why="None of them has a cache; the start hangs, or fails with something that tells nobody why.",
+        sources=("vLLM PR 35045",),
+        workload="sharing.cycles",
+        check=cycle_refused,
+    ),
+    Law(
+        id="sharing.dangling-refused",
+        level=Level.ROBUSTNESS,
+        statement="A target that does not exist, or has no cache and leads to none, is refused by an error "
+        "that names the layer and its target.",
+        why="A name that was mistyped shows as a bare KeyError, or when the first request comes.",
+        sources=("vLLM PR 35045",),
+        workload="sharing.dangling",
+        check=dangling_refused,
+    ),
+    Law(
+        id="sharing.grouped-once",
+        level=Level.SAFETY,
+        statement="Sharing layers join their owner's group exactly once, however often initialisation runs.",
+        why="With a draft model layers are listed twice, and what counts or walks through them goes wrong.",
+        sources=("vLLM PR 35045",),
+        workload="sharing.graphs",
+        check=grouped_once,
+    ),
+]

@@ -1,0 +1,35 @@
+"""Operations on the reference's canonical view. Imports kvref alone; copied into stand-alone programs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from kvref.canonical import CanonicalKVCaches, copy_blocks, register_kv_caches
+from kvref.target import Canonical
+from kvref_conformance.targets.memory import canonical_facts, read_bytes, write_bytes
+from kvref_conformance.targets.reference import tensors
+
+REGISTERED: SimpleNamespace = SimpleNamespace(caches=None)
+
+
+def register() -> Canonical:
+    caches = tensors.CURRENT.caches
+    REGISTERED.caches = register_kv_caches(caches)
+    return canonical_facts(registered(), caches.buffers)
+
+
+def registered() -> CanonicalKVCaches:
+    made: CanonicalKVCaches = REGISTERED.caches
+    return made
+
+
+def write(tensor: int, row: int, seed: int) -> str:
+    return write_bytes([registered().tensors[tensor].tensor[row]], seed)
+
+
+def read(tensor: int, row: int) -> str:
+    return read_bytes([registered().tensors[tensor].tensor[row]])
+
+
+def copy(group: int, source: int, destination: int) -> None:
+    copy_blocks(registered(), registered(), group, [(source, destination)])

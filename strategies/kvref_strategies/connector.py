@@ -1,0 +1,329 @@
+"""What an engine asks of a connector, and of its cache manager where a connector loads what is in the cache.
+
+What an engine owes a connector is written down in docs/engine-contract.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
+from kvref_strategies import engine as scheduling
+from kvref_strategies.caches import cache_subjects, setups
+from kvref_strategies.engine import CHOICES, Digits, Setup
+from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
+
+MAX_BLOCKS = 6
+"""Of the pool, the null block included."""
+
+MAX_HOST_BLOCKS = 4
+
+PATIENCE = 20
+"""How often it is asked in a row whether the jobs are done."""
+
+CHOICE = st.integers(0, 2**12 - 1)
+"""What to do, with what, and how: in one number, since Hypothesis reduces steps of few draws best."""
+
+
+@dataclass
+class Table:
+    """The blocks of a request."""
+
+    blocks: list[int]
+    written: bool = False
+    """Whether there is something in them."""
+    loading: bool = False
+    """Whether there will be, once a job is done."""
+
+
+@dataclass
+class Job:
+    """Blocks on their way to the host, or back to a table, which is given then."""
+
+    blocks: list[int]
+    places: list[int]
+    """On the host."""
+    table: Table | None = None
+
+
+@dataclass
+class Engine:
+    """Asks a connector what an engine asks, and knows who holds what.
+
+    A step begins with `start_transfers`, and what it computes is written behind that. A store is asked for
+    blocks that were written, a load for new ones: these are neither freed nor looked at before it is done. Who
+    stores may free them at once.
+    """
+
+    stage: Stage
+    num_blocks: int
+    host_blocks: int
+    device: str
+    tables: list[Table] = field(default_factory=list)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    """Those that are under way."""
+    there: set[int] = field(default_factory=set)
+    """Places of the host with content that can be loaded."""
+    number: int = 0
+    seed: int = 0
+    broken: bool = False
+    """Whether something was refused: what is behind that, nobody knows."""
+
+    def __post_init__(self) -> None:
+        self.ask("create", num_blocks=self.num_blocks, host_blocks=self.host_blocks, device=self.device)
+        self.kinds: list[tuple[Callable[[], list[Any]], Callable[[Any, int], None]]] = [
+            (self.room, self.take),
+            (self.the_next_step, self.step),
+            (self.tables_to_store, self.store),
+            (self.tables_to_free, self.free),
+            (self.the_jobs, self.finished),
+            (self.places_to_load, self.load),
+            (self.all_there_is, self.settle),
+        ]
+
+    def go_on(self, choice: int) -> None:
+        if self.broken:
+            return
+        what, which, how = choice % len(self.kinds), choice // 8 % 8, choice // 64
+        # What is not possible is left to the next one, so that fewer steps before change little.
+        for choices, act in self.kinds[what:] + self.kinds[:what]:
+            if these := choices():
+                act(these[-1 - which % len(these)], how)
+                return
+
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        """What is answered, or None if it was refused."""
+        outcome = self.stage.perform(f"connector.{operation}", **arguments)
+        self.broken = self.broken or "value" not in outcome
+        return outcome.get("value")
+
+    # What things can be done with.
+
+    @property
+    def free_count(self) -> int:
+        """Blocks that are free, as long as those that a store reads are not."""
+        held = {block for table in self.tables for block in table.blocks}
+        held.update(block for job in self.jobs.values() for block in job.blocks)
+        return self.num_blocks - 1 - len(held)
+
+    def the_next_step(self) -> list[None]:
+        new = any(not table.written and not table.loading for table in self.tables)
+        return [None] if new or self.jobs else []
+
+    def all_there_is(self) -> list[None]:
+        return [None] if self.tables or self.jobs else []
+
+    def room(self) -> list[int]:
+        return [self.free_count] if self.free_count > 0 else []
+
+    def tables_to_store(self) -> list[Table]:
+        return [table for table in self.tables if table.written] if self.places_to_fill() else []
+
+    def tables_to_free(self) -> list[Table]:
+        return [table for table in self.tables if not table.loading]
+
+    def the_jobs(self) -> list[None]:
+        return [None] if self.jobs else []
+
+    def places_to_load(self) -> list[int]:
+        return sorted(self.there) if self.free_count > 0 else []
+
+    def places_to_fill(self) -> list[int]:
+        """Places of the host that no job reads or fills, the empty ones first."""
+        busy = {place for job in self.jobs.values() for place in job.places}
+        places = [place for place in range(self.host_blocks) if place not in busy]
+        return sorted(places, key=lambda place: place in self.there)
+
+    # What is done with one of them.
+
+    def take(self, most: int, how: int) -> Table | None:
+        """A new request, with some of the free blocks."""
+        taken = self.ask("take", num_blocks=1 + how % most)
+        held = {block for table in self.tables for block in table.blocks}
+        if not taken or held.intersection(taken):
+            self.broken = True
+            return None
+        self.tables.append(Table(taken))
+        return self.tables[-1]
+
+    def step(self, nothing: None, how: int) -> None:
+        """Start the transfers, then compute what there are new blocks for."""
+        self.ask("start_transfers")
+        for table in self.tables:
+            if not table.written and not table.loading:
+                table.written = True
+                for block in table.blocks:
+                    self.seed += 1
+                    self.ask("write", block=block, seed=self.seed)
+
+    def store(self, table: Table, how: int) -> None:
+        """Have some blocks of a request kept on the host, the last one among them."""
+        places = self.places_to_fill()
+        blocks = table.blocks[-1 - how % len(places) :]
+        places = places[: len(blocks)]
+        self.there.difference_update(places)
+        self.submit("store", Job(blocks, places))
+
+    def load(self, first: int, how: int) -> None:
+        """A new request, whose blocks are loaded from the host."""
+        places = [place for place in sorted(self.there) if place >= first]
+        table = self.take(min(self.free_count, len(places)), how)
+        if table is not None:
+            table.loading = True
+            self.submit("load", Job(table.blocks, places[: len(table.blocks)], table))
+
+    def submit(self, operation: str, job: Job) -> None:
+        self.number += 1
+        self.jobs[f"j{self.number}"] = job
+        pairs = [[block, place] for block, place in zip(job.blocks, job.places, strict=True)]
+        self.ask(operation, job=f"j{self.number}", pairs=pairs)
+
+    def free(self, table: Table, how: int) -> None:
+        """A request ends, or is preempted."""
+        self.tables.remove(table)
+        self.ask("free", blocks=table.blocks[::-1])
+
+    def finished(self, nothing: None, how: int) -> None:
+        """Ask what is done, and look at what was loaded."""
+        for name in self.ask("finished") or ():
+            job = self.jobs.pop(name, None)
+            if job is None:
+                continue
+            if job.table is None:
+                self.there.update(job.places)
+                continue
+            job.table.loading, job.table.written = False, True
+            for block in job.table.blocks:
+                self.ask("read", block=block)
+
+    def settle(self, nothing: None, how: int) -> None:
+        """Wait for all jobs, end all requests, and take all blocks that there are."""
+        self.step(None, how)
+        for _ in range(PATIENCE):
+            if self.jobs and not self.broken:
+                self.finished(None, how)
+        while not self.broken and (ending := self.tables_to_free()):
+            self.free(ending[-1], how)
+        if not self.broken and self.free_count > 0:
+            self.take(self.free_count, self.free_count - 1)
+
+
+class ConnectorMachine(Machine):
+    """An engine that goes on as it likes."""
+
+    @initialize(num_blocks=st.integers(2, MAX_BLOCKS), host_blocks=st.integers(1, MAX_HOST_BLOCKS))
+    def start(self, num_blocks: int, host_blocks: int) -> None:
+        self.engine = Engine(self.stage, num_blocks, host_blocks, self.description["device"])
+
+    @rule(choice=CHOICE)
+    def go_on(self, choice: int) -> None:
+        self.engine.go_on(choice)
+
+
+LOADING = ("loaded", "fail", "admit", "close", "output", "run", "arrive", "abort")
+"""What an engine does that loads, and how that ends; the first ones more often than the last."""
+
+ROOMY = 100
+"""Blocks, so that loads are not refused."""
+
+
+class Often:
+    """Decides by the digits of a number; what comes once in eight times comes every other time."""
+
+    def __init__(self, number: int) -> None:
+        self.digits = Digits(number)
+
+    def __call__(self, count: int) -> int:
+        return 7 * self.digits(2) if count == 8 else self.digits(count)
+
+
+def loading_setups(draw: Draw, description: Description, subject: str) -> Setup | None:
+    """An engine with a cache and somewhere to load from; None where it has not both."""
+    setup = setups(draw, description, subject)
+    crossing = any(group.get("kind") == "CrossAttentionSpec" for group in setup.groups)
+    states = setup.align is None or description["capabilities"].get("loads_states", True)
+    if not setup.enable_caching or crossing or not states:
+        return None
+    if draw(st.booleans()):
+        # Alone and one step after the other: only then bad blocks of running requests are told.
+        setup = replace(setup, max_batches=1, is_async=False)
+    return replace(setup, loads=True, num_blocks=ROOMY)
+
+
+def go_on_loading(engine: scheduling.Engine, choice: int) -> None:
+    """Do something of what leads to loads, and to their ends; nothing for 0, so that an example gets short."""
+    if not engine.possible or not choice:
+        return
+    pick = Often(choice - 1)
+    actions = {getattr(act, "__name__", ""): (these, act) for these, act in engine.actions()}
+    possible = [actions[name] for name in LOADING if name in actions]
+    if possible:
+        these, act = possible[min(pick(len(possible)), pick(len(possible)))]
+        act(these[pick(len(these))], pick)
+
+
+def loads(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Much is loaded for requests, and often not all of it is right."""
+    setup = loading_setups(draw, description, subject)
+    if setup is not None:
+        # Hypothesis draws larger numbers less evenly.
+        choices = draw(st.lists(st.integers(0, (1 << 24) - 1), min_size=24, max_size=48))
+        _load(stage, description, setup, choices)
+
+
+def _load(stage: Stage, description: Description, setup: Setup, choices: Iterable[int]) -> None:
+    engine = scheduling.Engine(stage, setup, description["parts"])
+    for choice in choices:
+        go_on_loading(engine, choice)
+
+
+def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
+    setup = loading_setups(draw, description, subject)
+    return {} if setup is None else asdict(setup)
+
+
+def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
+    """The same, told beforehand how it goes on."""
+    if setup:
+        _load(stage, description, Setup(**setup), choices)
+
+
+def _one_subject(description: Description) -> Subjects:
+    return {"blocks of a pool": None}
+
+
+_OPERATIONS = ("create", "take", "free", "write", "read", "store", "load", "start_transfers", "finished")
+_OF_CACHES = (
+    "create",
+    "add",
+    "lookup",
+    "allocate",
+    "progress",
+    "cache_blocks",
+    "evict",
+    "free",
+    "new_step",
+    "state",
+)
+
+WORKLOADS = [
+    Workload(
+        "connector.machine",
+        ("connector", *(f"connector.{name}" for name in _OPERATIONS)),
+        _one_subject,
+        ConnectorMachine,
+    ),
+    Workload(
+        "cache.loads",
+        ("cache", *(f"cache.{name}" for name in _OF_CACHES)),
+        cache_subjects,
+        loads,
+        weight=0.4,
+        unobserved="no cache for such layers could be made, or nothing is loaded into it",
+        driven=Driven(drawn, drive, CHOICES),
+    ),
+]

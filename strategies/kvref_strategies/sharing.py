@@ -1,0 +1,189 @@
+"""Layers that use the cache of another layer: as models may have them, and in ways that lead to no cache."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from kvref_strategies.tensors import draw_layers, tensor_subjects
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+
+NUMBER = st.one_of(st.integers(1, 4), st.integers(1, 60))
+"""Of layers that share: few, or so many that nobody has thought of them."""
+
+A_FEW = st.integers(0, 3)
+
+LONGEST_CYCLE = 8
+"""So that all of it can be asked of a message."""
+
+KINDS = ("attention", "other heads", "windows")
+"""Of layers that are allocated: equal ones, ones that have other pages, ones that take turns."""
+
+STEPS = 6
+
+Pairs = list[list[str]]
+"""Layers that share, each with its target."""
+
+# Layers have numbers: first those with caches, then those that share, last one that does neither. `targets`
+# are those of the layers that share, in the order in which they were drawn.
+
+
+def _draw_groups(draw: Draw) -> list[list[str]]:
+    """Groups of layers that have caches."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    return [
+        [f"layer.{sum(sizes[:place]) + each}" for each in range(size)] for place, size in enumerate(sizes)
+    ]
+
+
+def _count(groups: list[list[str]]) -> int:
+    return sum(map(len, groups))
+
+
+def _grow(draw: Draw, targets: list[int], number: int, owners: int) -> None:
+    """Let more layers share: the cache of an owner, or as often that of any layer so far."""
+    for _ in range(number):
+        targets.append(draw(st.integers(0, owners - 1) | st.integers(0, owners + len(targets) - 1)))
+
+
+def _listings(draw: Draw, targets: list[int], owners: int) -> tuple[Pairs, Pairs]:
+    """The layers that share as they were drawn, and as a model lists them: in any order, by their names."""
+    order = draw(st.permutations(range(len(targets))))
+    place = {drawn: listed for listed, drawn in enumerate(order)}
+
+    def name(number: int) -> str:
+        is_owner = number < owners
+        return f"layer.{number if is_owner else owners + place.get(number - owners, len(targets))}"
+
+    drawn = [[name(owners + number), name(target)] for number, target in enumerate(targets)]
+    return drawn, [drawn[number] for number in order]
+
+
+def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Let layers join whose targets lead to owners: each behind its target, and as a model lists them.
+
+    Perhaps let them join again, as for a draft model.
+    """
+    groups = _draw_groups(draw)
+    owners, number = _count(groups), draw(NUMBER)
+    targets: list[int] = []
+    if subject == "forests":
+        _grow(draw, targets, number, owners)
+    else:
+        targets.append(draw(st.integers(0, owners - 1)))
+        for place in range(1, number):
+            # Of those that share already the latest, or any of them, or the owner that all of them have.
+            earlier = place if subject == "chains" else draw(st.integers(0, place))
+            targets.append(owners + earlier - 1 if earlier else targets[0])
+    drawn, listed = _listings(draw, targets, owners)
+    stage.perform("sharing.join", groups=groups, sharing=drawn, times=1)
+    if listed != drawn:
+        stage.perform("sharing.join", groups=groups, sharing=listed, times=1)
+    if draw(st.booleans()):
+        stage.perform("sharing.join", groups=groups, sharing=listed, times=2)
+
+
+def cycles(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Let layers join some of which share in a cycle, with others behind these, and beside."""
+    groups = _draw_groups(draw)
+    owners, targets = _count(groups), list[int]()
+    length = 1 if subject == "self-loops" else draw(st.integers(2, LONGEST_CYCLE))
+    _grow(draw, targets, draw(A_FEW), owners)
+    first = owners + len(targets)
+    targets += [first + (place + 1) % length for place in range(length)]
+    _grow(draw, targets, draw(A_FEW), owners)
+    _, listed = _listings(draw, targets, owners)
+    stage.perform("sharing.join", groups=groups, sharing=listed, times=1)
+
+
+def dangling(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Let layers join one of which has a target without a cache, with others behind it, and beside."""
+    groups = _draw_groups(draw)
+    owners, targets = _count(groups), list[int]()
+    _grow(draw, targets, draw(A_FEW), owners)
+    length = 1 if subject == "targets" else draw(st.integers(2, LONGEST_CYCLE))
+    behind = draw(A_FEW) if subject == "chains" else 0
+    first = owners + len(targets)
+    targets += [first + place for place in range(1, length)]
+    targets.append(first + length + behind)
+    _grow(draw, targets, behind, owners)
+    _, listed = _listings(draw, targets, owners)
+    stage.perform("sharing.join", groups=groups, sharing=listed, times=1)
+
+
+def tensors(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Allocate layers, perhaps first without those that share; then write through some, and read others.
+
+    Who uses the same cache reads after the write, and who does not before and after. Block 0, which requests
+    never hold, is left alone.
+    """
+    layers = draw_layers(draw, stage, description, subject)
+    if not layers:
+        return
+    targets: list[int] = []
+    _grow(draw, targets, draw(st.sampled_from([0, 1, 1, 2, 2, 3, 4])), len(layers))
+    _, sharing = _listings(draw, targets, len(layers))
+    num_blocks = draw(st.sampled_from([3, 2, 4]))
+    arguments = {
+        "layers": layers,
+        "num_blocks": num_blocks,
+        "layout": draw(st.sampled_from(description["capabilities"]["layouts"])),
+        "buffers": draw(st.sampled_from(description["capabilities"]["buffers"])),
+        "kernel_block_size": None,
+        "device": description["device"],
+    }
+    if sharing and draw(st.sampled_from([False, True, True])):
+        stage.perform("tensors.allocate", **arguments, sharing=[])
+    if "value" not in stage.perform("tensors.allocate", **arguments, sharing=sharing):
+        return
+    targets_by_name = {layer: target for layer, target in sharing}
+    names: SearchStrategy[str] = st.sampled_from([*layers, *targets_by_name])
+    block = st.integers(1, num_blocks - 1)
+    elsewhere = st.sampled_from([0, 0, 1])
+    steps = draw(st.lists(st.tuples(names, names, block, elsewhere), max_size=STEPS))
+    for seed, (writer, reader, written, further) in enumerate(steps, 1):
+        read = 1 + (written - 1 + further) % (num_blocks - 1)
+        if _owner(writer, targets_by_name) != _owner(reader, targets_by_name) or read != written:
+            stage.perform("tensors.read", layer=reader, block=read)
+            stage.perform("tensors.write", layer=writer, block=written, seed=seed)
+        else:
+            stage.perform("tensors.write", layer=writer, block=written, seed=seed)
+            stage.perform("tensors.read", layer=writer, block=written)
+        stage.perform("tensors.read", layer=reader, block=read)
+
+
+def _owner(layer: str, targets: dict[str, str]) -> str:
+    return _owner(targets[layer], targets) if layer in targets else layer
+
+
+def _graph_subjects(description: Description) -> Subjects:
+    return {"chains": None, "trees": None, "forests": None}
+
+
+def _cycle_subjects(description: Description) -> Subjects:
+    return {"self-loops": None, "cycles": None}
+
+
+def _dangling_subjects(description: Description) -> Subjects:
+    return {"targets": None, "chains": None}
+
+
+def _tensor_subjects(description: Description) -> Subjects:
+    reasons = tensor_subjects(description)
+    return {kind: reasons[kind] for kind in KINDS}
+
+
+_PARTS = ("sharing", "sharing.join")
+
+WORKLOADS = [
+    Workload("sharing.graphs", _PARTS, _graph_subjects, graphs),
+    Workload("sharing.cycles", _PARTS, _cycle_subjects, cycles, weight=0.5),
+    Workload("sharing.dangling", _PARTS, _dangling_subjects, dangling, weight=0.5),
+    Workload(
+        "sharing.tensors",
+        ("specs", "tensors", "tensors.allocate", "tensors.read", "tensors.write"),
+        _tensor_subjects,
+        tensors,
+        weight=2.0,
+    ),
+]

@@ -1,0 +1,215 @@
+"""Layers whose memory is laid out, small enough for every byte to be looked at, and what is done with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvref.target import SpecDescriptor
+from kvref_strategies.models import Family, has_registry, lacking, spec_with
+from kvref_strategies.specs import class_info, declares
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+
+BLOCK_SIZES = [4, 8]
+"""Tokens; where a class takes other ones, those."""
+
+MAX_LAYERS = 4
+MAX_SHARING = 2
+
+
+def block_sizes(description: Description, name: str) -> list[int]:
+    """The block sizes to draw for a class, in tokens."""
+    told = (each for each in class_info(description, name)["fields"] if each["name"] == "block_size")
+    return next((list(each["values"])[:2] for each in told if each.get("values")), BLOCK_SIZES)
+
+
+def _fields(draw: Draw, description: Description, name: str = "FullAttentionSpec") -> dict[str, Any]:
+    return {
+        "block_size": draw(st.sampled_from(block_sizes(description, name))),
+        "num_kv_heads": draw(st.sampled_from([1, 2, 3])),
+        "head_size": draw(st.sampled_from([2, 4])),
+        "dtype": draw(st.sampled_from(["torch.float16", "torch.float32"])),
+    }
+
+
+def _attention(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    return [spec_with(description, "FullAttentionSpec", **_fields(draw, description))]
+
+
+def _other_heads(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Layers with as many tokens in a block, and other pages: each has memory of its own."""
+    fields = _fields(draw, description)
+    heads = draw(st.sampled_from([{"num_kv_heads": 4}, {"head_size": 8}, {"head_size": 3}]))
+    return [spec_with(description, "FullAttentionSpec", **each) for each in (fields, {**fields, **heads})]
+
+
+def _windows(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Layers of two kinds, which take turns to use the same memory."""
+    fields = _fields(draw, description)
+    return [
+        spec_with(description, "FullAttentionSpec", **fields),
+        spec_with(description, "SlidingWindowSpec", **fields, sliding_window=2 * fields["block_size"]),
+    ]
+
+
+def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Latent attention, with an index of it in some layers, of which each byte is a value."""
+    fields = {**_fields(draw, description, "MLAAttentionSpec"), "num_kv_heads": 1}
+    layer = spec_with(description, "MLAAttentionSpec", **{**fields, "head_size": 6, "dtype": "torch.float16"})
+    index = spec_with(description, "MLAAttentionSpec", **{**fields, "head_size": 4, "dtype": "torch.uint8"})
+    return [layer, draw(st.sampled_from([index, layer]))]
+
+
+def _bytes(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Values of eight bits."""
+    fields = _fields(draw, description)
+    dtypes = ["torch.float8_e4m3fn", "torch.int8", "torch.uint8"]
+    return [
+        spec_with(description, "FullAttentionSpec", **{**fields, "dtype": draw(st.sampled_from(dtypes))}),
+        spec_with(description, "FullAttentionSpec", **{**fields, "dtype": draw(st.sampled_from(dtypes))}),
+    ]
+
+
+def _padded(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Pages that a platform has padded, some of them at least."""
+    spec = spec_with(description, "FullAttentionSpec", **_fields(draw, description))
+    built = stage.perform("specs.build", spec=spec)
+    if "value" not in built:
+        return [spec]
+    page = built["value"]["page_size_bytes"] + draw(st.sampled_from([16, 32, 64]))
+    padded = padded_to(spec, page)
+    return [padded, draw(st.sampled_from([padded, spec]))]
+
+
+def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
+    """Recurrent layers, their pages as large as those of attention, if there is any."""
+    shapes = draw(st.sampled_from([[[2, 3]], [[2, 3], [4]], [[4], [1, 2], [3]]]))
+    dtypes = draw(
+        st.sampled_from([["torch.float32"] * 3, ["torch.float32", "torch.float16", "torch.float16"]])
+    )
+    fields = _fields(draw, description)
+    state = spec_with(
+        description,
+        "MambaSpec",
+        block_size=fields["block_size"],
+        shapes=shapes,
+        dtypes=dtypes[: len(shapes)],
+    )
+    full = spec_with(description, "FullAttentionSpec", **{**fields, "num_kv_heads": 4})
+    pages = [
+        built["value"]["page_size_bytes"]
+        for built in (stage.perform("specs.build", spec=spec) for spec in (full, state))
+        if "value" in built
+    ]
+    if len(pages) < 2 or pages[0] < pages[1] or draw(st.booleans()):
+        return [state]
+    return [full, padded_to(state, pages[0])]
+
+
+def padded_to(spec: SpecDescriptor, page: int) -> SpecDescriptor:
+    return {"class": spec["class"], "fields": {**spec["fields"], "page_size_padded": page}}
+
+
+FAMILIES = {
+    "attention": Family(("FullAttentionSpec",), _attention),
+    "other heads": Family(("FullAttentionSpec",), _other_heads),
+    "windows": Family(("FullAttentionSpec", "SlidingWindowSpec"), _windows),
+    "latent attention": Family(("MLAAttentionSpec",), _latent),
+    "values of a byte": Family(("FullAttentionSpec",), _bytes),
+    "padded pages": Family(("FullAttentionSpec",), _padded),
+    "recurrent states": Family(("FullAttentionSpec", "MambaSpec"), _states),
+}
+"""By name, as subjects are."""
+
+
+def tensor_subjects(description: Description) -> Subjects:
+    never_pads = "its pages are never padded" if description["capabilities"].get("never_pads") else None
+    subjects: dict[str, str | None] = {
+        name: lacking(description, family.classes) or undeclared(description)
+        for name, family in FAMILIES.items()
+    }
+    return {**subjects, "padded pages": subjects["padded pages"] or never_pads}
+
+
+def undeclared(description: Description) -> str | None:
+    """What a target that allocates has to declare, and does not."""
+    missing = [name for name in ("layouts", "buffers") if not description["capabilities"].get(name)]
+    return f"the target does not declare {' and '.join(missing)}" if missing else None
+
+
+def draw_layers(
+    draw: Draw, stage: Stage, description: Description, subject: str
+) -> dict[str, SpecDescriptor]:
+    """Layers of a family, by name; none if one of their specs cannot be built."""
+    if has_registry(description):
+        stage.perform("registry.initialise")
+    specs = FAMILIES[subject].specs(draw, stage, description)
+    drawn = draw(st.lists(st.sampled_from(specs), min_size=1, max_size=MAX_LAYERS))
+    for spec in [spec for spec in specs if spec in drawn]:
+        if "value" not in stage.perform("specs.build", spec=spec):
+            return {}
+    return {f"layer.{place}": spec for place, spec in enumerate(drawn)}
+
+
+def draw_arguments(draw: Draw, description: Description, layers: dict[str, SpecDescriptor]) -> dict[str, Any]:
+    """What `tensors.allocate` takes."""
+    capabilities = description["capabilities"]
+    targets = draw(st.lists(st.sampled_from(sorted(layers)), max_size=MAX_SHARING))
+    return {
+        "layers": layers,
+        "num_blocks": draw(st.sampled_from([3, 2, 4])),
+        "layout": draw(st.sampled_from(capabilities["layouts"])),
+        "buffers": draw(st.sampled_from(capabilities["buffers"])),
+        "kernel_block_size": None,
+        "sharing": [[f"layer.{len(layers) + place}", target] for place, target in enumerate(targets)],
+        "device": description["device"],
+    }
+
+
+def layouts(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Allocate, and again with one thing changed, or several."""
+    layers = draw_layers(draw, stage, description, subject)
+    if not layers:
+        return
+    capabilities = description["capabilities"]
+    first = draw_arguments(draw, description, layers)
+    stage.perform("tensors.allocate", **first)
+    changes: list[dict[str, Any]] = [{}, {"num_blocks": draw(st.sampled_from([2, 5]))}]
+    if capabilities.get("kernel_blocks"):
+        sizes = [spec["fields"]["block_size"] for spec in layers.values()]
+        kernels = [size for size in (min(sizes) // 2, min(sizes) // 4) if size]
+        changes += [{"kernel_block_size": size} for size in kernels]
+    if more := more_heads(description, layers):
+        changes.append({"layers": more})
+    changes += [{"buffers": each} for each in capabilities["buffers"] if each != first["buffers"]]
+    for change in draw(st.lists(st.sampled_from(changes[1:]), min_size=1, max_size=2)):
+        stage.perform("tensors.allocate", **{**first, **change})
+
+
+def more_heads(
+    description: Description, layers: dict[str, SpecDescriptor]
+) -> dict[str, SpecDescriptor] | None:
+    """The same layers with twice the heads each, and wider values; None where they cannot have them."""
+    made: dict[str, SpecDescriptor] = {}
+    for name, spec in layers.items():
+        fields, info = spec["fields"], class_info(description, spec["class"])
+        latent = "MLAAttentionSpec" in info["mro"]
+        if not declares(info, "num_kv_heads") or latent or "page_size_padded" in fields:
+            return None
+        wider = {"torch.float16": "torch.float32"}.get(fields["dtype"], fields["dtype"])
+        changed = {**fields, "num_kv_heads": 2 * fields["num_kv_heads"], "dtype": wider}
+        made[name] = {"class": spec["class"], "fields": changed}
+    return made
+
+
+WORKLOADS = [
+    Workload(
+        "tensors.layouts",
+        ("specs", "tensors", "tensors.allocate"),
+        tensor_subjects,
+        layouts,
+        weight=0.5,
+        unobserved="no such layers could be allocated, or nothing that the law speaks of was",
+    ),
+]

@@ -1,0 +1,195 @@
+"""The laws of memory and canonical views, on what the reference answers, and on that with a mistake."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvref.target import perform
+from kvref_conformance.laws import LAWS, LawBroken
+from kvref_conformance.targets.reference.target import ReferenceTarget
+
+FIELDS = {"block_size": 4, "num_kv_heads": 2, "head_size": 2, "dtype": "torch.float16"}
+FULL = {"class": "FullAttentionSpec", "fields": FIELDS}
+OTHER = {"class": "FullAttentionSpec", "fields": {**FIELDS, "num_kv_heads": 1}}
+MORE = {"class": "FullAttentionSpec", "fields": {**FIELDS, "num_kv_heads": 4}}
+WINDOW = {"class": "SlidingWindowSpec", "fields": {**FIELDS, "sliding_window": 8}}
+PADDED = {"class": "FullAttentionSpec", "fields": {**FIELDS, "page_size_padded": 80}}
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def event(op: str, **arguments: Any) -> dict[str, Any]:
+    """What the reference does, as a law sees it."""
+    answer = perform(ReferenceTarget(), op, arguments)
+    return copy.deepcopy({"op": op, "args": arguments, "outcome": answer})
+
+
+def allocated(*specs: Any, layout: str = "LBNHC", buffers: str = "each", **how: Any) -> dict[str, Any]:
+    plain = {"num_blocks": 3, "kernel_block_size": None, "sharing": [], "device": "cpu"}
+    layers = {f"layer.{place}": spec for place, spec in enumerate(specs)}
+    return event(
+        "tensors.allocate", **{**plain, "layers": layers, "layout": layout, "buffers": buffers, **how}
+    )
+
+
+def facets(law: str, *events: dict[str, Any]) -> tuple[str, ...]:
+    """The ways in which the events break the law; none if they keep it, and it judged something."""
+    try:
+        assert LAWS[law].check([list(events)]) > 0
+    except LawBroken as broken:
+        return broken.facets
+    return ()
+
+
+def view(made: dict[str, Any], layer: str = "layer.0") -> dict[str, Any]:
+    one: dict[str, Any] = made["outcome"]["value"]["layers"][layer]["views"][0]
+    return one
+
+
+def broken_by(law: str, change: Change, *events: dict[str, Any]) -> tuple[str, ...]:
+    """After a change to the last of them; before it they keep the law."""
+    assert facets(law, *events) == ()
+    changed = copy.deepcopy(list(events))
+    change(changed[-1])
+    return facets(law, *changed)
+
+
+def test_in_bounds() -> None:
+    law = "tensors.in-bounds"
+    two = allocated(FULL, OTHER, buffers="one")
+    assert broken_by(law, lambda e: view(e).update(offset=-1), two) == ("outside",)
+    assert broken_by(law, lambda e: view(e).update(strides=[64, 8, 16, 0]), two) == ("itself",)
+    assert broken_by(law, lambda e: view(e).update(strides=[32, 8, 16, 2]), two) == ("blocks",)
+    assert broken_by(law, lambda e: view(e, "layer.1").update(offset=0), two) == ("layers",)
+    # Of two groups, a block is in use by one at a time; not two blocks.
+    turns = allocated(FULL, WINDOW)
+    assert broken_by(law, lambda e: view(e, "layer.1").update(offset=48), turns) == ("blocks",)
+
+
+def test_block_stride() -> None:
+    law = "tensors.block-stride"
+    assert broken_by(law, lambda e: view(e).update(strides=[64, 8, 16, 2]), allocated(PADDED)) == ("BHNC",)
+    for layout in ("LHBNC", "LKBNHC", "BHLNC", "BLKNHC"):
+        assert facets(law, allocated(FULL, FULL, layout=layout)) == ()
+    assert facets(law, allocated(FULL, layout="LKBNHC", kernel_block_size=2)) == ()
+    # The plan may have whole pages, of which a view with K and V on an axis has halves.
+    halves = allocated(FULL, layout="LKBNHC")
+    halves["outcome"]["value"]["layers"]["layer.0"]["block_stride"] *= 2
+    assert facets(law, halves) == ()
+
+
+def test_layout_stable() -> None:
+    law = "tensors.layout-stable"
+    three, two = allocated(FULL), allocated(FULL, num_blocks=2)
+    assert broken_by(law, lambda e: view(e).update(strides=[64, 32, 8, 2]), three, two) == ("order",)
+    assert broken_by(law, lambda e: view(e).update(strides=[128, 16, 32, 2]), three, two) == ("strides",)
+    refused = {**two, "outcome": {"error": {"type": "AssertionError", "message": ""}}}
+    assert facets(law, three, refused) == ("refused, AssertionError",)
+    assert facets(law, refused, {**three, "outcome": refused["outcome"]}) == ()
+    more = allocated(MORE)
+    assert broken_by(law, lambda e: view(e).update(strides=[128, 32, 8, 2]), three, more) == ("order",)
+    assert LAWS[law].check([[three, allocated(FULL, layout="LBHNC")]]) == 0
+
+
+def test_kernel_split() -> None:
+    law = "tensors.kernel-split"
+    whole, split = allocated(FULL), allocated(FULL, kernel_block_size=2)
+    assert broken_by(law, lambda e: view(e).update(shape=[3, 2, 2, 4]), whole, split) == ("missing",)
+    assert broken_by(law, lambda e: view(e).update(shape=[6, 2, 4, 4]), whole, split) == ("more",)
+    assert LAWS[law].check([[split]]) == 0
+
+
+def test_sum_is_plan() -> None:
+    law = "tensors.sum-is-plan"
+    one = allocated(FULL)
+    assert broken_by(law, lambda e: e["outcome"]["value"].update(buffers=[256]), one) == ("bytes",)
+    assert broken_by(law, lambda e: view(e).update(shape=[2, 2, 4, 4]), one) == ("blocks",)
+    assert broken_by(law, lambda e: view(e).update(shape=[4, 2, 4, 4]), one) == ("blocks",)
+
+
+def test_zeroed() -> None:
+    assert broken_by(
+        "tensors.zeroed", lambda e: e["outcome"]["value"].update(zero=False), allocated(FULL)
+    ) == ("",)
+
+
+def test_one_buffer() -> None:
+    law = "tensors.one-buffer"
+    each, one = allocated(FULL, OTHER), allocated(FULL, OTHER, buffers="one")
+    assert LAWS[law].check([[each]]) == 0
+    assert broken_by(law, lambda e: e["outcome"]["value"].update(buffers=[1, 2]), each, one) == (
+        "allocations",
+    )
+    assert broken_by(law, lambda e: view(e).update(strides=[64, 32, 8, 2]), each, one) == ("views",)
+
+
+def registered(*specs: Any, **how: Any) -> list[dict[str, Any]]:
+    return [allocated(*specs, **how), event("canonical.register")]
+
+
+@pytest.mark.parametrize(
+    ("change", "facet"),
+    [
+        ({"shape": [3, 63]}, "shape"),
+        ({"shape": [2, 64]}, "shape"),
+        ({"strides": [64, 2]}, "rows"),
+        ({"dtype": "torch.uint8"}, "dtype"),
+        ({"device": "cuda"}, "device"),
+        ({"buffer": None}, "copy"),
+    ],
+)
+def test_canonical_shape(change: dict[str, Any], facet: str) -> None:
+    changed = lambda e: e["outcome"]["value"]["tensors"][0].update(change)  # noqa: E731
+    assert broken_by("canonical.shape", changed, *registered(FULL)) == (facet,)
+
+
+def test_covers_once() -> None:
+    law = "canonical.covers-once"
+    shared = registered(FULL, FULL, sharing=[["layer.2", "layer.0"]])
+    refs = lambda e: e["outcome"]["value"]["groups"][0]  # noqa: E731
+    assert broken_by(law, lambda e: refs(e).pop(), *shared) == ("missing",)
+    assert broken_by(law, lambda e: refs(e).append(refs(e)[0]), *shared) == ("several times",)
+    assert broken_by(law, lambda e: refs(e)[0].update(page_size_bytes=63), *shared) == ("missing",)
+    # Two groups may use one region; and a reference may be to more than the group's own bytes.
+    assert facets(law, *registered(FULL, WINDOW)) == ()
+    packed = registered(FULL, OTHER, layout="BLNHC", buffers="one")
+    value = packed[1]["outcome"]["value"]
+    value["tensors"] = [{**value["tensors"][0], "shape": [3, 96], "page_size_bytes": 96}]
+    value["groups"] = [[{"tensor": 0, "page_size_bytes": 96}]]
+    assert facets(law, *packed) == facets("canonical.group-refs", *packed) == ()
+
+
+def test_group_refs() -> None:
+    law = "canonical.group-refs"
+    events = registered(FULL, WINDOW)
+    value = lambda e: e["outcome"]["value"]  # noqa: E731
+    assert broken_by(law, lambda e: value(e)["groups"].pop(), *events) == ("groups",)
+    assert broken_by(law, lambda e: value(e)["groups"][1][0].update(tensor=1), *events) == ("tensor",)
+    assert broken_by(law, lambda e: value(e)["groups"][1][0].update(page_size_bytes=65), *events) == ("size",)
+    assert broken_by(law, lambda e: value(e)["groups"][1][0].update(page_size_bytes=0), *events) == ("size",)
+    assert broken_by(law, lambda e: value(e)["tensors"][0].update(offset=32), *events) == ("block",)
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LKBNHC", "BHLNC"])
+def test_round_trip(layout: str) -> None:
+    law = "canonical.round-trip"
+    events = registered(FULL, WINDOW, layout=layout)
+    events += [event("tensors.write", layer="layer.0", block=1, seed=2)]
+    rows = [
+        event("canonical.read", tensor=n, row=1) for n in range(len(events[1]["outcome"]["value"]["tensors"]))
+    ]
+    assert broken_by(law, spoil, *events, rows[0]) == ("rows",)
+    events += [event("canonical.write", tensor=0, row=1, seed=3)]
+    assert broken_by(law, spoil, *events, event("tensors.read", layer="layer.1", block=1)) == ("layers",)
+    events += [event("canonical.copy", group=0, source=1, destination=2)]
+    assert broken_by(law, spoil, *events, event("tensors.read", layer="layer.0", block=2)) == ("layers",)
+    # Nothing is certain of what nobody has written to.
+    assert LAWS[law].check([[*events, event("tensors.read", layer="layer.0", block=0)]]) == 0
+
+
+def spoil(read: dict[str, Any]) -> None:
+    """Change the last byte that was read."""
+    told = read["outcome"]["value"]
+    read["outcome"]["value"] = f"{told[:-2]}{(int(told[-2:], 16) + 1) % 256:02x}"

@@ -1,0 +1,149 @@
+"""Memory and views, and the canonical view of them, on the CPU."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_layout import BLOCKS, config_of, full, states, window
+
+from kvref.canonical import register_kv_caches
+from kvref.errors import InvalidConfigError, OutOfCacheMemoryError
+from kvref.layout import KVCacheLayout
+from kvref.planning import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    get_kv_cache_config_from_groups,
+    get_kv_cache_groups,
+)
+from kvref.specs import EncoderOnlyAttentionSpec
+from kvref.tensors import KVCaches, allocate_kv_cache, bind_kv_cache, init_kv_cache
+
+
+def block(caches: KVCaches, layer: str, number: int) -> Any:
+    cache = caches.layers[layer]
+    return cache[number] if isinstance(cache, torch.Tensor) else [state[number] for state in cache]
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("layout", ["LBNHC", "LHBNC", "BLNHC", "BHLNC"])
+def test_layers_see_their_own(layout: str, contiguous: bool) -> None:
+    caches = allocate_kv_cache(config_of(full(), full()), "cpu", KVCacheLayout(layout), contiguous=contiguous)
+    assert not any(bool(buffer.any()) for buffer in caches.buffers)
+    for number, layer in enumerate(("layer.0", "layer.1")):
+        for each in range(BLOCKS):
+            block(caches, layer, each).fill_(10 * number + each + 1)
+    for number, layer in enumerate(("layer.0", "layer.1")):
+        for each in range(BLOCKS):
+            assert set(block(caches, layer, each).flatten().tolist()) == {10 * number + each + 1}
+    assert caches.num_bytes == sum(buffer.numel() for buffer in caches.buffers) == 2 * BLOCKS * 96
+
+
+def test_layers_that_take_turns() -> None:
+    """A block of one group is the same bytes as that block of the other, and no other block's."""
+    caches = allocate_kv_cache(config_of(full(), states()), "cpu", KVCacheLayout("LKBNHC"))
+    first, second = caches.layers["layer.1"]
+    assert (first.dtype, first.shape, second.dtype, second.shape) == (
+        torch.float32,
+        (BLOCKS, 2),
+        torch.float16,
+        (BLOCKS, 3),
+    )
+    second[1] = 7
+    k_and_v = caches.layers["layer.0"]
+    assert isinstance(k_and_v, torch.Tensor)
+    assert k_and_v.shape == (2, BLOCKS, 2, 4, 3)
+    assert k_and_v[:, 1].count_nonzero() == 3
+    assert k_and_v[:, [0, 2]].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8, torch.bfloat16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    cache = allocate_kv_cache(config_of(full(dtype=dtype)), "cpu").layers["layer.0"]
+    assert isinstance(cache, torch.Tensor)
+    assert cache.dtype is dtype
+
+
+def test_no_layers_no_memory() -> None:
+    caches = allocate_kv_cache(KVCacheConfig(1, [], []), "cpu")
+    assert (caches.buffers, caches.layers, caches.num_bytes) == ((), {}, 0)
+    assert register_kv_caches(caches).tensors == ()
+
+
+def test_too_little_memory() -> None:
+    config = get_kv_cache_config_from_groups(get_kv_cache_groups({"small": full(), "large": full()}), 1 << 40)
+    with pytest.raises(
+        OutOfCacheMemoryError, match=r"layer 'small' on cpu: \d+ bytes are asked for, \d+ are"
+    ):
+        allocate_kv_cache(config, "cpu")
+
+
+def test_a_device_that_is_not_there_is_another_mistake() -> None:
+    with pytest.raises((RuntimeError, AssertionError), match=r"(?i)cuda|xpu"):
+        allocate_kv_cache(config_of(full()), "xpu")
+
+
+def encoder_config(runner_only: tuple[str, ...]) -> KVCacheConfig:
+    """A group with memory, and one of an encoder, which keeps nothing."""
+    encoder = EncoderOnlyAttentionSpec(block_size=4, num_kv_heads=2, head_size=3, dtype=torch.float16)
+    config = config_of(full())
+    groups = [*config.kv_cache_groups, KVCacheGroupSpec(["encoder"], encoder)]
+    return KVCacheConfig(BLOCKS, config.kv_cache_tensors, groups, runner_only)
+
+
+def test_every_layer_is_bound_but_the_runners_own() -> None:
+    model = {"layer.0": SimpleNamespace(), "encoder": SimpleNamespace(), "other": SimpleNamespace()}
+    caches = init_kv_cache(model, encoder_config(("encoder",)), "cpu")
+    assert model["layer.0"].kv_cache is caches.layers["layer.0"]
+    assert not hasattr(model["encoder"], "kv_cache")
+    assert register_kv_caches(caches).group_data_refs[1] == ()
+    with pytest.raises(InvalidConfigError, match="encoder are only in one"):
+        encoder_config(())
+    with pytest.raises(InvalidConfigError, match="runner-only layers are in no group: ghost"):
+        encoder_config(("encoder", "ghost"))
+
+
+def test_binding_is_exact() -> None:
+    caches = allocate_kv_cache(config_of(full(), full()), "cpu")
+    with pytest.raises(InvalidConfigError, match=r"with a cache are not in the model: layer.1"):
+        bind_kv_cache(caches, {"layer.0": SimpleNamespace()})
+    model = {name: SimpleNamespace() for name in ("layer.0", "layer.1", "ghost")}
+    caches.layers["ghost"] = caches.layers["layer.0"]
+    with pytest.raises(InvalidConfigError, match="with a cache are in no group: ghost"):
+        bind_kv_cache(caches, model)
+    del caches.layers["ghost"], caches.layers["layer.1"]
+    with pytest.raises(InvalidConfigError, match=r"of groups have no cache: layer.1"):
+        bind_kv_cache(caches, model)
+    assert not any(hasattr(layer, "kv_cache") for layer in model.values())
+
+
+@pytest.mark.parametrize(
+    ("layout", "shapes", "refs"),
+    [
+        # One row for a page; two layers of two groups use the same.
+        ("LBNHC", [(3, 96)], [[0], [0]]),
+        ("BLNHC", [(3, 96)], [[0], [0]]),
+        # A row for each head, and one each for K and V.
+        ("LHBNC", [(3, 48), (3, 48)], [[0, 1], [0, 1]]),
+        ("LKBNHC", [(3, 48), (3, 48)], [[0, 1], [0, 1]]),
+    ],
+)
+def test_canonical(layout: str, shapes: list[tuple[int, int]], refs: list[list[int]]) -> None:
+    caches = allocate_kv_cache(config_of(full(), window()), "cpu", KVCacheLayout(layout))
+    made = register_kv_caches(caches)
+    assert [tuple(each.tensor.shape) for each in made.tensors] == shapes
+    assert [[ref.tensor_idx for ref in group] for group in made.group_data_refs] == refs
+    cache = caches.layers["layer.0"]
+    assert isinstance(cache, torch.Tensor)
+    for each in made.tensors:
+        assert each.tensor.dtype is torch.int8
+        each.tensor[1] = 1
+    axis = 1 if "K" in layout else 0
+    assert cache.select(axis, 1).view(torch.int8).eq(1).all()
+    assert not cache.select(axis, 2).any()
+
+
+def test_canonical_rows_are_as_long_as_pages_and_references_as_content() -> None:
+    made = register_kv_caches(allocate_kv_cache(config_of(full(), states()), "cpu"))
+    assert [each.page_size_bytes for each in made.tensors] == [96]
+    assert [[ref.page_size_bytes for ref in group] for group in made.group_data_refs] == [[96], [14]]

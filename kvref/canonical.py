@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -29,8 +30,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class CanonicalKVCacheTensor:
+class CanonicalKVCacheTensor(NamedTuple):
     """Rows of bytes."""
 
     tensor: torch.Tensor
@@ -39,8 +39,7 @@ class CanonicalKVCacheTensor:
     """Of a row, padding included."""
 
 
-@dataclass(frozen=True)
-class CanonicalKVCacheRef:
+class CanonicalKVCacheRef(NamedTuple):
     """What of a canonical tensor a layer keeps its content in: the first bytes of each row."""
 
     tensor_idx: int
@@ -69,14 +68,15 @@ def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
             placed = placement.layers.get(name)
             if placed is None:  # the runner's alone
                 continue
-            pages = placed.pages
+            buffer, start, pages = placed
+            stride, padding = pages.block_stride, _padding(pages)
             for offset, size in pages.runs:
-                row = size + _padding(pages)
-                key = (placed.buffer, placed.offset + offset, row, pages.block_stride)
+                row = size + padding
+                key = (buffer, start + offset, row, stride)
                 if key not in indices:
                     indices[key] = len(tensors)
-                    rows = kv_caches.buffers[placed.buffer].as_strided(
-                        (num_blocks, row), (pages.block_stride, 1), placed.offset + offset
+                    rows = kv_caches.buffers[buffer].as_strided(
+                        (num_blocks, row), (stride, 1), start + offset
                     )
                     tensors.append(CanonicalKVCacheTensor(rows, row))
                 own.append(CanonicalKVCacheRef(indices[key], size))

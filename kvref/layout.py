@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from math import prod
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from kvref.errors import InvalidConfigError
-from kvref.planning import KVCacheConfig, KVCacheTensor
-from kvref.specs import AttentionSpec, KVCacheSpec, MambaSpec
+from kvref.planning import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from kvref.specs import AttentionSpec, KVCacheSpec, MambaSpec, UniformTypeKVCacheSpecs
 
 __all__ = [
     "DEFAULT_LAYOUT",
@@ -39,6 +39,9 @@ __all__ = [
 
 Run: TypeAlias = tuple[int, int]
 """Bytes that lie together: where they start, and how many they are."""
+
+_LARGEST_ITEM = 16
+"""Bytes of the largest dtype; the sizes of all divide it."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,7 @@ class PageLayout:
     """The pieces of the content of block 0, from the start of the layer's memory."""
 
 
-@dataclass(frozen=True)
-class LayerPlacement:
+class LayerPlacement(NamedTuple):
     """The memory of one layer: from a byte of a buffer on."""
 
     buffer: int
@@ -145,39 +147,36 @@ def place_kv_caches(
     groups, slots = config.kv_cache_groups, config.kv_cache_tensors
     if kernel_block_sizes is not None and len(kernel_block_sizes) != len(groups):
         raise InvalidConfigError(f"{len(kernel_block_sizes)} kernel block sizes for {len(groups)} groups")
+    owners: dict[str, _Owner] = {}
     kernels: Sequence[int | None] = kernel_block_sizes or [None] * len(groups)
-    owners = {
-        name: _Owner(group.spec_of(name), kernel)
-        for group, kernel in zip(groups, kernels, strict=True)
-        for name in group.owning_layers
-    }
+    for group, kernel in zip(groups, kernels, strict=True):
+        owners.update(_owners(group, kernel))
     regions = [[slot] for slot in slots] if layout.is_layer_outermost else [list(slots)] * bool(slots)
     # Most regions are like the one before.
-    known: dict[tuple[tuple[int, ...], ...], list[tuple[int, list[PageLayout]]]] = {}
+    known: dict[object, _Region] = {}
     sizes = [sum(slot.size for slot in region) for region in regions]
-    starts = [0, *accumulate(sizes)]
     layers: dict[str, LayerPlacement] = {}
+    aligned: set[tuple[int, int]] = set()
+    start = 0
     for number, region in enumerate(regions):
-        buffer, start = (0, starts[number]) if contiguous else (number, 0)
-        key = tuple(tuple(id(owners[name].spec) for name in slot.shared_by) for slot in region)
+        key = tuple(tuple(id(owners[name]) for name in slot.shared_by) for slot in region)
         if key not in known:
             known[key] = _lay_out(region, owners, config.num_blocks, layout)
-        for slot, (offset, pages) in zip(region, known[key], strict=True):
-            for name, page in zip(slot.shared_by, pages, strict=True):
-                layers[name] = LayerPlacement(buffer, start + offset, page)
-    for name, placed in layers.items():
-        for view in placed.pages.views:
-            if (placed.offset + view.offset) % view.dtype.itemsize:
-                raise InvalidConfigError(
-                    f"layer {name!r} would begin at byte {placed.offset + view.offset}, where no "
-                    f"{view.dtype} can: pad its page, or those before it, to a multiple of its size"
-                )
+        offsets, pages = known[key]
+        for slot, offset in zip(region, offsets, strict=True):
+            for name in slot.shared_by:
+                page = pages[id(owners[name])]
+                layers[name] = LayerPlacement(0 if contiguous else number, start + offset, page)
+                if (id(page), (start + offset) % _LARGEST_ITEM) not in aligned:
+                    _check_alignment(name, layers[name])
+                    aligned.add((id(page), (start + offset) % _LARGEST_ITEM))
+        if contiguous:
+            start += sizes[number]
     return KVCachePlacement(config, (sum(sizes),) if contiguous and sizes else tuple(sizes), layers)
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """A layer with memory, and how many of its tokens make a block of its kernel."""
+class _Owner(NamedTuple):
+    """Layers with memory that have one spec, and how many of their tokens make a block of their kernel."""
 
     spec: KVCacheSpec
     kernel_block_size: int | None
@@ -191,6 +190,26 @@ class _Owner:
                 f"blocks of {self.spec.block_size} tokens are no whole number of kernel blocks of {kernel}"
             )
         return self.spec.block_size // kernel
+
+
+def _owners(group: KVCacheGroupSpec, kernel_block_size: int | None) -> dict[str, _Owner]:
+    """One object for all layers that are alike, since there may be thousands."""
+    spec = group.kv_cache_spec
+    if not isinstance(spec, UniformTypeKVCacheSpecs):
+        return dict.fromkeys(group.owning_layers, _Owner(spec, kernel_block_size))
+    made: dict[int, _Owner] = {}
+    for each in spec.kv_cache_specs.values():
+        made.setdefault(id(each), _Owner(each, kernel_block_size))
+    return {name: made[id(each)] for name, each in spec.kv_cache_specs.items()}
+
+
+def _check_alignment(name: str, placed: LayerPlacement) -> None:
+    for view in placed.pages.views:
+        if (placed.offset + view.offset) % view.dtype.itemsize:
+            raise InvalidConfigError(
+                f"layer {name!r} would begin at byte {placed.offset + view.offset}, where no {view.dtype} "
+                "can: pad its page, or those before it, to a multiple of its size"
+            )
 
 
 @dataclass(frozen=True)
@@ -233,14 +252,21 @@ def _look_of(owner: _Owner, layout: KVCacheLayout) -> _Look | None:
     return _Look({**sizes, "C": int(content)}, spec.dtype.itemsize, kernel_blocks, padding)
 
 
+_Region: TypeAlias = tuple[Sequence[int], Mapping[int, PageLayout]]
+"""Where the memory of each tensor begins, and the pages of the layers, by the `id` of their `_Owner`."""
+
+
 def _lay_out(
     region: Sequence[KVCacheTensor], owners: Mapping[str, _Owner], num_blocks: int, layout: KVCacheLayout
-) -> list[tuple[int, list[PageLayout]]]:
-    """For each tensor where it starts in the memory of all, and the pages of the layers that use it."""
-    looks: dict[str, _Look | None] = {}
+) -> _Region:
+    """Lay out what lies together: the blocks of one tensor, or of all."""
+    named: dict[int, str] = {}
     for name in [name for slot in region for name in slot.shared_by]:
+        named.setdefault(id(owners[name]), name)
+    looks: dict[int, _Look | None] = {}
+    for owner, name in named.items():
         with _naming(name, layout):
-            look = looks[name] = _look_of(owners[name], layout)
+            look = looks[owner] = _look_of(owners[name], layout)
             if look and look.kernel_blocks > 1 and (len(region) > 1 or look.padding):
                 raise InvalidConfigError(
                     f"blocks with {'padding' if look.padding else 'other layers'} between them cannot be "
@@ -258,14 +284,11 @@ def _lay_out(
     else:
         block_stride = sum(page_sizes)
         offsets = [0, *accumulate(page_sizes)][:-1]
-    laid_out = []
-    for slot, offset in zip(region, offsets, strict=True):
-        pages = []
-        for name in slot.shared_by:
-            with _naming(name, layout):
-                pages.append(_pages(owners[name].spec, looks[name], layout, num_blocks, block_stride, dense))
-        laid_out.append((offset, pages))
-    return laid_out
+    pages = {}
+    for owner, name in named.items():
+        with _naming(name, layout):
+            pages[owner] = _pages(owners[name].spec, looks[owner], layout, num_blocks, block_stride, dense)
+    return offsets, pages
 
 
 @contextmanager

@@ -8,6 +8,7 @@ reuse them).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -41,8 +42,8 @@ class OffloadingConnector:
         self._block_pool, self._device, self._host = block_pool, device, host
         self._queued: dict[str, _Job] = {}
         self._running: dict[str, _Job] = {}
-        on_cuda = any(each.tensor.is_cuda for each in device.tensors)
-        self._stream = torch.cuda.Stream() if on_cuda else None  # type: ignore[no-untyped-call]
+        on_cuda = [each.tensor.device for each in device.tensors if each.tensor.is_cuda]
+        self._stream = torch.cuda.Stream(on_cuda[0]) if on_cuda else None  # type: ignore[no-untyped-call]
 
     def submit_store(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
         """Have blocks copied to the host, given as pairs (block, block on the host).
@@ -68,8 +69,9 @@ class OffloadingConnector:
     def start_transfers(self) -> None:
         """Start what was submitted. Called once a step, when what the step before has written is there."""
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):  # does nothing for None
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        # Not `stream(None)`: it starts CUDA where there is one, whatever the caches are on.
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             for name, job in self._queued.items():
                 if job.is_store:
                     copy_blocks(self._device, self._host, job.group, job.block_pairs)

@@ -100,7 +100,10 @@ def add_kv_sharing_layers_to_kv_cache_groups(
     before = {sharer: owner for group in groups for sharer, owner in group.kv_sharing_layers.items()}
     place_of = {name: place for place, group in enumerate(groups) for name in group.owning_layers}
     joining: list[dict[str, str]] = [{} for _ in groups]
-    for sharer, owner in resolve_kv_sharing(shared_kv_cache_layers, place_of.keys()).items():
+    # Who joins now may share the cache of one who has joined before.
+    owners = resolve_kv_sharing({**before, **shared_kv_cache_layers}, place_of.keys())
+    for sharer in shared_kv_cache_layers:
+        owner = owners[sharer]
         if before.get(sharer, owner) != owner:
             raise KVSharingError(
                 f"layer {sharer!r} cannot share the cache of {owner!r}: it shares that of {before[sharer]!r}"

@@ -31,6 +31,7 @@ __all__ = [
     "allocate_kv_cache",
     "bind_kv_cache",
     "init_kv_cache",
+    "reshape_kv_cache",
     "share_kv_caches",
 ]
 
@@ -72,20 +73,28 @@ def allocate_kv_cache(
     placement = place_kv_caches(
         kv_cache_config, layout, kernel_block_sizes=kernel_block_sizes, contiguous=contiguous
     )
-    buffers = _allocate(placement, torch.device(device))
-    # A buffer as elements of a dtype, and the views of pages in elements, are made once for all layers.
+    return reshape_kv_cache(placement, _allocate(placement, torch.device(device)))
+
+
+def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor]) -> KVCaches:
+    """View memory as the layers do.
+
+    Args:
+        buffers: int8, one-dimensional, as long as `placement.buffers` says.
+    """
+    # A buffer as elements of some dtype is made once for all layers.
     typed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     layers: dict[str, KVCache] = {}
-    for name, placed in placement.layers.items():
+    for name, (buffer, start, pages) in placement.layers.items():
         views = []
-        for view in placed.pages.views:
-            key = (placed.buffer, view.dtype)
+        for view in pages.views:
+            key = (buffer, view.dtype)
             if key not in typed:
-                typed[key] = _as_elements(buffers[placed.buffer], view.dtype)
-            offset = (placed.offset + view.offset) // view.dtype.itemsize
+                typed[key] = _as_elements(buffers[buffer], view.dtype)
+            offset = (start + view.offset) // view.dtype.itemsize
             views.append(typed[key].as_strided(view.shape, view.strides, offset))
-        layers[name] = views if placed.pages.is_recurrent else views[0]
-    return KVCaches(placement, buffers, layers)
+        layers[name] = views if pages.is_recurrent else views[0]
+    return KVCaches(placement, tuple(buffers), layers)
 
 
 def _as_elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -129,8 +138,13 @@ def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, st
     Raises:
         KVSharingError: as `resolve_kv_sharing`. Nothing is changed.
     """
-    owners = resolve_kv_sharing(shared_kv_cache_layers, kv_caches.placement.layers.keys())
-    kv_caches.layers.update({sharer: kv_caches.layers[owner] for sharer, owner in owners.items()})
+    joined = {
+        sharer: owner
+        for group in kv_caches.placement.config.kv_cache_groups
+        for sharer, owner in group.kv_sharing_layers.items()
+    }
+    owners = resolve_kv_sharing({**joined, **shared_kv_cache_layers}, kv_caches.placement.layers.keys())
+    kv_caches.layers.update({sharer: kv_caches.layers[owners[sharer]] for sharer in shared_kv_cache_layers})
 
 
 def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) -> None:
@@ -173,7 +187,7 @@ def init_kv_cache(
 
     Args:
         forward_context: the layers of the model by name; see `get_shared_kv_cache_layers` and
-        `bind_kv_cache`.
+            `bind_kv_cache`.
 
     Raises:
         KVSharingError, InvalidConfigError, OutOfCacheMemoryError: as the functions that this one calls. No

@@ -25,7 +25,7 @@ def bytes_without_a_sign() -> ReferenceTarget:
     """The rows are of another type, as large."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
-        tensors = [replace(each, tensor=each.tensor.view(torch.uint8)) for each in made.tensors]
+        tensors = [each._replace(tensor=each.tensor.view(torch.uint8)) for each in made.tensors]
         return replace(made, tensors=tuple(tensors))
 
     return _registered_as(change)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import kvref.layout
 import kvref.sharing
 from kvref import planning, tensors
 from kvref.errors import KVSharingError
@@ -19,7 +20,7 @@ from kvref_conformance.targets.reference import sharing as operations
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _share = tensors.share_kv_caches
-_place = tensors.place_kv_caches
+_place = kvref.layout.place_kv_caches
 _allocate = tensors._allocate
 _resolve = kvref.sharing.resolve_kv_sharing
 _join = kvref.sharing.add_kv_sharing_layers_to_kv_cache_groups
@@ -34,7 +35,7 @@ def states_and_content_exchanged() -> ReferenceTarget:
         _share(kv_caches, targets)
         for sharer in targets:
             cache = kv_caches.layers[sharer]
-            if isinstance(cache, torch.Tensor):
+            if not isinstance(cache, list):
                 kv_caches.layers[sharer] = cache.transpose(-1, -2)
 
     break_it(tensors, "share_kv_caches", share_kv_caches)

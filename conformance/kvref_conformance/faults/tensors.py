@@ -23,8 +23,9 @@ _place = layout.place_kv_caches
 def layers_on_one_another() -> ReferenceTarget:
     """All layers of which a block lies together begin where the first one does."""
 
-    def lay_out(region: Sequence[Any], *how: Any) -> list[tuple[int, list[PageLayout]]]:
-        return [(0, pages) for _, pages in _lay_out(region, *how)]
+    def lay_out(region: Sequence[Any], *how: Any) -> Any:
+        offsets, pages = _lay_out(region, *how)
+        return [0 for _ in offsets], pages
 
     break_it(layout, "_lay_out", lay_out)
     return ReferenceTarget()

@@ -16,7 +16,7 @@ Targets = dict[str, str]
 
 
 def targets_of(event: Event) -> Targets:
-    return {layer: target for layer, target in event["args"]["sharing"]}
+    return dict(event["args"]["sharing"])
 
 
 def path(layer: str, targets: Targets) -> list[str]:
@@ -402,8 +402,10 @@ LAWS = [
     Law(
         id="sharing.cycle-refused",
         level=Level.ROBUSTNESS,
-        statement="Layers that share in a cycle, a layer that shares its own cache included, are refused by an "
-        "error that names them.",
+        statement=(
+            "A cycle of sharing layers, one that shares with itself included, is refused by an error that "
+            "names them."
+        ),
         why="None of them has a cache; the start hangs, or fails with something that tells nobody why.",
         sources=("vLLM PR 35045",),
         workload="sharing.cycles",
@@ -412,8 +414,10 @@ LAWS = [
     Law(
         id="sharing.dangling-refused",
         level=Level.ROBUSTNESS,
-        statement="A target that does not exist, or has no cache and leads to none, is refused by an error "
-        "that names the layer and its target.",
+        statement=(
+            "A target that does not exist, or has no cache and leads to none, is refused by an error that "
+            "names the layer and its target."
+        ),
         why="A name that was mistyped shows as a bare KeyError, or when the first request comes.",
         sources=("vLLM PR 35045",),
         workload="sharing.dangling",

@@ -1,0 +1,112 @@
+"""What only a CUDA device can show. Collected by name alone: `pytest tests/cuda`, where there is one."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvref.canonical import like_on_host, register_kv_caches
+from kvref.errors import OutOfCacheMemoryError
+from kvref.layout import KVCacheLayout
+from kvref.offloading import OffloadingConnector
+from kvref.planning import KVCacheConfig, get_kv_cache_config_from_groups, get_kv_cache_groups
+from kvref.pool import BlockPool
+from kvref.specs import FullAttentionSpec
+from kvref.tensors import allocate_kv_cache
+from kvref_conformance.laws import LAWS
+
+PAGE = 2 * 16 * 8 * 128 * 2
+"""Bytes."""
+
+
+def config_of(layers: int, num_blocks: int) -> KVCacheConfig:
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+    groups = get_kv_cache_groups({f"layer.{place}": spec for place in range(layers)})
+    return get_kv_cache_config_from_groups(groups, num_blocks)
+
+
+def used() -> tuple[int, int]:
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+def test_out_of_memory_leaves_nothing_allocated() -> None:
+    torch.cuda.empty_cache()
+    before, total = used(), torch.cuda.get_device_properties(0).total_memory
+    # Seven of ten layers fit.
+    config = config_of(10, total // 8 // PAGE)
+    with pytest.raises(OutOfCacheMemoryError) as refused:
+        allocate_kv_cache(config, "cuda")
+    assert used() == before
+    message = str(refused.value)
+    size = config.kv_cache_tensors[0].size
+    for said in (f"{size} bytes are asked for", "are free", f"of the {10 * size} bytes", "layer 'layer."):
+        assert said in message
+    # What is said to be free is too little, and nearly all that there was.
+    free = int(message.split(" are free")[0].split()[-1])
+    assert 0 < free < size
+    # The same again, and less than that fits.
+    with pytest.raises(OutOfCacheMemoryError):
+        allocate_kv_cache(config, "cuda")
+    caches = allocate_kv_cache(config_of(6, total // 8 // PAGE), "cuda")
+    assert used()[0] - before[0] == caches.num_bytes
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LKBNHC", "BHLNC"])
+def test_blocks_survive_on_the_host(layout: str) -> None:
+    """Stored while the request ends, overwritten by another, and loaded into other blocks."""
+    caches = allocate_kv_cache(config_of(3, 8), "cuda", KVCacheLayout(layout))
+    device, pool = register_kv_caches(caches), BlockPool(8, True, 16)
+    host = like_on_host(device, 4)
+    assert all(each.tensor.is_pinned() and not each.tensor.is_cuda for each in host.tensors)
+    connector = OffloadingConnector(pool, device, host)
+    taken = pool.get_new_blocks(7)
+    for each in device.tensors:
+        for block in taken:
+            each.tensor[block] = block
+    connector.submit_store("out", 0, [(2, 0), (5, 3)])
+    connector.start_transfers()
+    pool.free_blocks(taken)
+    finished: list[str] = []
+    while not finished:
+        finished = connector.get_finished()
+    assert finished == ["out"]
+    assert pool.get_num_free_blocks() == 7
+    for each in device.tensors:
+        each.tensor.fill_(-1)
+    connector.submit_load("in", 0, [(1, 3), (6, 0)])
+    connector.start_transfers()
+    while not connector.get_finished():
+        pass
+    for each in device.tensors:
+        assert [int(each.tensor[block].float().mean()) for block in (1, 6, 2)] == [5, 2, -1]
+
+
+def test_held_until_the_copy_is_done() -> None:
+    """A store that takes long is not done while it runs, and its blocks are no one's."""
+    caches = allocate_kv_cache(config_of(1, 4), "cuda")
+    device, pool = register_kv_caches(caches), BlockPool(4, True, 16)
+    connector = OffloadingConnector(pool, device, like_on_host(device, 1))
+    [block] = pool.get_new_blocks(1)
+    torch.cuda._sleep(200_000_000)  # the step before is still under way
+    connector.submit_store("out", 0, [(block, 0)])
+    connector.start_transfers()
+    pool.free_blocks([block])
+    assert connector.get_finished() == []
+    assert pool.get_num_free_blocks() == 2
+    torch.cuda.synchronize()
+    assert connector.get_finished() == ["out"]
+    assert pool.get_num_free_blocks() == 3
+
+
+def test_the_reference_keeps_the_laws_on_the_device(kvref: Any, tmp_path: Path) -> None:
+    """All laws that use the device; those that do not are the same as elsewhere."""
+    areas = ("tensors", "sharing", "canonical", "connector")
+    options = [option for area in areas for option in ("--laws", f"{area}.*")]
+    _, report = kvref.report("reference", *options, "--device", "cuda")
+    judged = {row["id"] for row in report["laws"] if row["status"] == "holds"}
+    assert report["verdict"] == "conformant"
+    assert judged == {law.id for law in LAWS.values() if law.area in areas}

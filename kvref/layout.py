@@ -34,6 +34,7 @@ __all__ = [
     "LayerPlacement",
     "PageLayout",
     "Run",
+    "buffer_sizes",
     "place_kv_caches",
 ]
 
@@ -154,7 +155,6 @@ def place_kv_caches(
     regions = [[slot] for slot in slots] if layout.is_layer_outermost else [list(slots)] * bool(slots)
     # Most regions are like the one before.
     known: dict[object, _Region] = {}
-    sizes = [sum(slot.size for slot in region) for region in regions]
     layers: dict[str, LayerPlacement] = {}
     aligned: set[tuple[int, int]] = set()
     start = 0
@@ -171,8 +171,15 @@ def place_kv_caches(
                     _check_alignment(name, layers[name])
                     aligned.add((id(page), (start + offset) % _LARGEST_ITEM))
         if contiguous:
-            start += sizes[number]
-    return KVCachePlacement(config, (sum(sizes),) if contiguous and sizes else tuple(sizes), layers)
+            start += sum(slot.size for slot in region)
+    return KVCachePlacement(config, buffer_sizes(config, layout, contiguous), layers)
+
+
+def buffer_sizes(config: KVCacheConfig, layout: KVCacheLayout, contiguous: bool) -> tuple[int, ...]:
+    """The bytes of each buffer: one for each tensor, or one for all."""
+    sizes = [tensor.size for tensor in config.kv_cache_tensors]
+    together = contiguous or not layout.is_layer_outermost
+    return (sum(sizes),) if together and sizes else tuple(sizes)
 
 
 class _Owner(NamedTuple):

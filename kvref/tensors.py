@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 
 from kvref.errors import InvalidConfigError, OutOfCacheMemoryError
-from kvref.layout import DEFAULT_LAYOUT, KVCacheLayout, KVCachePlacement, place_kv_caches
+from kvref.layout import DEFAULT_LAYOUT, KVCacheLayout, KVCachePlacement, buffer_sizes, place_kv_caches
 from kvref.planning import KVCacheConfig
 from kvref.sharing import (
     add_kv_sharing_layers_to_kv_cache_groups,
@@ -70,10 +70,14 @@ def allocate_kv_cache(
         InvalidConfigError: as `place_kv_caches`.
         OutOfCacheMemoryError: there is too little memory. Nothing stays allocated.
     """
+    # First of all, so that a device clears the memory while the host works out the rest.
+    buffers = _allocate(
+        kv_cache_config, buffer_sizes(kv_cache_config, layout, contiguous), torch.device(device)
+    )
     placement = place_kv_caches(
         kv_cache_config, layout, kernel_block_sizes=kernel_block_sizes, contiguous=contiguous
     )
-    return reshape_kv_cache(placement, _allocate(placement, torch.device(device)))
+    return reshape_kv_cache(placement, buffers)
 
 
 def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor]) -> KVCaches:
@@ -98,20 +102,25 @@ def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor
 
 
 def _as_elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return buffer[: buffer.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+    if rest := buffer.numel() % dtype.itemsize:
+        buffer = buffer[:-rest]
+    return buffer.view(dtype)
 
 
-def _allocate(placement: KVCachePlacement, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _allocate(config: KVCacheConfig, sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, ...]:
     torch.empty(0, device=device)  # a device that is not there is another kind of mistake
     buffers: list[torch.Tensor] = []
-    for number, size in enumerate(placement.buffers):
+    for number, size in enumerate(sizes):
         try:
             buffers.append(torch.zeros(size, dtype=torch.int8, device=device))
         except (RuntimeError, MemoryError) as error:
             if device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError):
                 raise
-            free, before = _free_bytes(device), sum(placement.buffers[:number])
-            layers = [name for name, placed in placement.layers.items() if placed.buffer == number]
+            free, before = _free_bytes(device), sum(sizes[:number])
+            tensors = (
+                config.kv_cache_tensors if len(sizes) == 1 else config.kv_cache_tensors[number : number + 1]
+            )
+            layers = [name for tensor in tensors for name in tensor.shared_by]
             # The traceback keeps this frame alive, and with it what is still named here.
             buffers.clear()
             if device.type == "cuda":
@@ -119,7 +128,7 @@ def _allocate(placement: KVCachePlacement, device: torch.device) -> tuple[torch.
             raise OutOfCacheMemoryError(
                 f"no memory for layer {', '.join(map(repr, layers[:3]))}{', ...' if layers[3:] else ''} on "
                 f"{device}: {size} bytes are asked for, {free} are free, {before} of the "
-                f"{sum(placement.buffers)} bytes of the cache were allocated, and are free again; plan with "
+                f"{sum(sizes)} bytes of the cache were allocated, and are free again; plan with "
                 "less memory"
             ) from error
     return tuple(buffers)

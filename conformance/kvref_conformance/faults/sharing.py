@@ -13,7 +13,7 @@ import kvref.sharing
 from kvref import planning, tensors
 from kvref.errors import KVSharingError
 from kvref.layout import KVCachePlacement
-from kvref.planning import KVCacheGroupSpec
+from kvref.planning import KVCacheConfig, KVCacheGroupSpec
 from kvref.tensors import KVCaches
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference import sharing as operations
@@ -61,9 +61,9 @@ def second_layer_where_the_first_is() -> ReferenceTarget:
 def memory_for_each_layer() -> ReferenceTarget:
     """Layers that share get memory, too, though nobody uses it."""
 
-    def allocate(placement: KVCachePlacement, device: torch.device) -> tuple[torch.Tensor, ...]:
-        buffers = _allocate(placement, device)
-        sharers = [name for group in placement.config.kv_cache_groups for name in group.kv_sharing_layers]
+    def allocate(config: KVCacheConfig, *what: Any) -> tuple[torch.Tensor, ...]:
+        buffers = _allocate(config, *what)
+        sharers = [name for group in config.kv_cache_groups for name in group.kv_sharing_layers]
         return (*buffers, *(torch.zeros_like(buffers[0]) for _ in sharers))
 
     break_it(tensors, "_allocate", allocate)

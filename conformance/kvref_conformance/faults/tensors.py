@@ -77,9 +77,8 @@ def first_kernel_block_of_each() -> ReferenceTarget:
 def null_block_not_planned() -> ReferenceTarget:
     """The null block gets memory on top of what the plan has."""
 
-    def allocate(placement: KVCachePlacement, device: torch.device) -> tuple[torch.Tensor, ...]:
-        more = [size + size // placement.config.num_blocks for size in placement.buffers]
-        return _allocate(replace(placement, buffers=tuple(more)), device)
+    def allocate(config: KVCacheConfig, sizes: Sequence[int], device: Any) -> tuple[torch.Tensor, ...]:
+        return _allocate(config, [size + size // config.num_blocks for size in sizes], device)
 
     break_it(tensors, "_allocate", allocate)
     return ReferenceTarget()
@@ -88,8 +87,8 @@ def null_block_not_planned() -> ReferenceTarget:
 def memory_as_it_comes() -> ReferenceTarget:
     """Memory is taken without being cleared."""
 
-    def allocate(placement: KVCachePlacement, device: torch.device) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.empty(size, dtype=torch.int8, device=device) for size in placement.buffers)
+    def allocate(config: KVCacheConfig, sizes: Sequence[int], device: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty(size, dtype=torch.int8, device=device) for size in sizes)
 
     break_it(tensors, "_allocate", allocate)
     return ReferenceTarget()

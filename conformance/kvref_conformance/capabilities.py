@@ -64,6 +64,12 @@ CAPABILITIES = {
             "the kinds of content, besides tokens, that requests may have; no others are drawn",
         ),
         Capability(
+            "holds_stored_blocks",
+            {"type": "boolean"},
+            "whether its connector holds blocks until a store of them is done; others end the store before the "
+            "step that writes to them",
+        ),
+        Capability(
             "kernel_blocks",
             {"type": "boolean"},
             "whether kernels may have smaller blocks than the pool",

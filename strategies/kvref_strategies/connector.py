@@ -55,8 +55,8 @@ class Engine:
     """Asks a connector what an engine asks, and knows who holds what.
 
     A step begins with `start_transfers`, and what it computes is written behind that. A store is asked for
-    blocks that were written, a load for new ones: these are neither freed nor looked at before it is done. Who
-    stores may free them at once.
+    blocks that were written, which may be freed at once; a load for new ones, which are neither freed nor
+    looked at before it is done.
     """
 
     stage: Stage
@@ -80,6 +80,10 @@ class Engine:
             (self.the_next_step, self.step),
             (self.tables_to_store, self.store),
             (self.tables_to_free, self.free),
+            (self.room, self.take),
+            (self.places_to_load, self.load),
+            (self.the_next_step, self.step),
+            (self.tables_to_store, self.store),
             (self.the_jobs, self.finished),
             (self.places_to_load, self.load),
             (self.all_there_is, self.settle),
@@ -88,7 +92,7 @@ class Engine:
     def go_on(self, choice: int) -> None:
         if self.broken:
             return
-        what, which, how = choice % len(self.kinds), choice // 8 % 8, choice // 64
+        what, which, how = choice % len(self.kinds), choice // 16 % 8, choice // 128
         # What is not possible is left to the next one, so that fewer steps before change little.
         for choices, act in self.kinds[what:] + self.kinds[:what]:
             if these := choices():
@@ -96,7 +100,9 @@ class Engine:
                 return
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """What is answered, or None if it was refused."""
+        """What is answered, or None if it was refused, or something was before."""
+        if self.broken:
+            return None
         outcome = self.stage.perform(f"connector.{operation}", **arguments)
         self.broken = self.broken or "value" not in outcome
         return outcome.get("value")
@@ -140,18 +146,19 @@ class Engine:
 
     # What is done with one of them.
 
-    def take(self, most: int, how: int) -> Table | None:
+    def take(self, most: int, how: int) -> None:
         """A new request, with some of the free blocks."""
-        taken = self.ask("take", num_blocks=1 + how % most)
+        self.tables += self.new_tables(1 + how % most)
+
+    def new_tables(self, num_blocks: int) -> list[Table]:
+        """One with new blocks, or none."""
+        taken = self.ask("take", num_blocks=num_blocks)
         held = {block for table in self.tables for block in table.blocks}
-        if not taken or held.intersection(taken):
-            self.broken = True
-            return None
-        self.tables.append(Table(taken))
-        return self.tables[-1]
+        self.broken = self.broken or not taken or bool(held.intersection(taken))
+        return [] if self.broken else [Table(taken)]
 
     def step(self, nothing: None, how: int) -> None:
-        """Start the transfers, then compute what there are new blocks for."""
+        """Start the transfers, compute what there are new blocks for, and perhaps ask what is done."""
         self.ask("start_transfers")
         for table in self.tables:
             if not table.written and not table.loading:
@@ -159,6 +166,8 @@ class Engine:
                 for block in table.blocks:
                     self.seed += 1
                     self.ask("write", block=block, seed=self.seed)
+        if how % 2 and self.jobs:
+            self.finished(None, how)
 
     def store(self, table: Table, how: int) -> None:
         """Have some blocks of a request kept on the host, the last one among them."""
@@ -171,9 +180,9 @@ class Engine:
     def load(self, first: int, how: int) -> None:
         """A new request, whose blocks are loaded from the host."""
         places = [place for place in sorted(self.there) if place >= first]
-        table = self.take(min(self.free_count, len(places)), how)
-        if table is not None:
+        for table in self.new_tables(1 + how % min(self.free_count, len(places))):
             table.loading = True
+            self.tables.append(table)
             self.submit("load", Job(table.blocks, places[: len(table.blocks)], table))
 
     def submit(self, operation: str, job: Job) -> None:
@@ -255,7 +264,7 @@ def loading_setups(draw: Draw, description: Description, subject: str) -> Setup 
 
 
 def go_on_loading(engine: scheduling.Engine, choice: int) -> None:
-    """Do something of what leads to loads, and to their ends; nothing for 0, so that an example gets short."""
+    """Do something of what leads to loads, and to their ends; for 0 nothing, so that examples get short."""
     if not engine.possible or not choice:
         return
     pick = Often(choice - 1)
@@ -316,6 +325,7 @@ WORKLOADS = [
         ("connector", *(f"connector.{name}" for name in _OPERATIONS)),
         _one_subject,
         ConnectorMachine,
+        weight=2.0,
     ),
     Workload(
         "cache.loads",

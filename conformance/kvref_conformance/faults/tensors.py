@@ -11,10 +11,12 @@ import torch
 from kvref import layout, tensors
 from kvref.layout import KVCacheLayout, KVCachePlacement, PageLayout
 from kvref.planning import KVCacheConfig
+from kvref.tensors import KVCaches
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _allocate = tensors._allocate
+_allocate_kv_cache = tensors.allocate_kv_cache
 _lay_out = layout._lay_out
 _pages = layout._pages
 _place = layout.place_kv_caches
@@ -97,8 +99,8 @@ def memory_as_it_comes() -> ReferenceTarget:
 def contiguous_not_heeded() -> ReferenceTarget:
     """Each tensor gets an allocation, whatever is asked for."""
 
-    def place_kv_caches(*what: Any, contiguous: bool, **how: Any) -> KVCachePlacement:
-        return _place(*what, contiguous=False, **how)
+    def allocate_kv_cache(*what: Any, contiguous: bool, **how: Any) -> KVCaches:
+        return _allocate_kv_cache(*what, contiguous=False, **how)
 
-    break_it(tensors, "place_kv_caches", place_kv_caches)
+    break_it(tensors, "allocate_kv_cache", allocate_kv_cache)
     return ReferenceTarget()

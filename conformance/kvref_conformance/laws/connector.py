@@ -259,9 +259,10 @@ LAWS = [
             "What is stored under one request's key is another one's cache, and is served for as long as it "
             "is kept; a block that stays held is lost until the next start."
         ),
-        sources=("vLLM PR 37853", "the engine contract"),
+        sources=("`request_finished` of vLLM's KVConnectorBase_V1", "vLLM PR 37853", "the engine contract"),
         workload="connector.machine",
         check=held_until_sent,
+        capabilities=("holds_stored_blocks",),
     ),
     Law(
         id="connector.failed-load",

@@ -63,6 +63,7 @@ class ReferenceTarget:
             ],
             "buffers": ["each", "one"],
             "kernel_blocks": True,
+            "holds_stored_blocks": True,
             "zeroed": True,
         }
     )

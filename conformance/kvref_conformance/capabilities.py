@@ -66,8 +66,8 @@ CAPABILITIES = {
         Capability(
             "holds_stored_blocks",
             {"type": "boolean"},
-            "whether its connector holds blocks until a store of them is done; others end the store before the "
-            "step that writes to them",
+            "whether its connector holds blocks until a store of them is done; others end the store before "
+            "the step that writes to them",
         ),
         Capability(
             "kernel_blocks",

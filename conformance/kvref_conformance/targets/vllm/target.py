@@ -12,6 +12,8 @@ import vllm
 
 from kvref.target import (
     CachePart,
+    CanonicalPart,
+    ConnectorPart,
     DriftPart,
     HashingPart,
     Json,
@@ -19,11 +21,22 @@ from kvref.target import (
     PluginInfo,
     PoolPart,
     RegistryPart,
+    SharingPart,
     SpecsPart,
+    TensorsPart,
 )
 from kvref_conformance.targets.codec import foreign
 from kvref_conformance.targets.plugins import plugin_is_left_out
-from kvref_conformance.targets.vllm import cache, hashing, planner, pool, specs
+from kvref_conformance.targets.vllm import (
+    cache,
+    canonical,
+    hashing,
+    planner,
+    pool,
+    sharing,
+    specs,
+    tensors,
+)
 from kvref_conformance.targets.vllm.plugin import Plugin, info
 
 drift: Any = None
@@ -56,7 +69,14 @@ def _version() -> str:
 
 
 def _capabilities() -> dict[str, Json]:
-    declared: dict[str, Json] = {"contents": hashing.CONTENTS, "block_numbers": ["evict"]}
+    declared: dict[str, Json] = {
+        "contents": hashing.CONTENTS,
+        "block_numbers": ["evict"],
+        "layouts": tensors.layouts(),
+        "buffers": ["one" if tensors.has_layouts() else "each"],
+        "kernel_blocks": True,
+        "zeroed": True,
+    }
     if registry and registry.can_override():
         declared["override"] = True
     if modes := cache.mamba_cache_modes():
@@ -84,6 +104,11 @@ class VllmTarget:
     planner: PlannerPart = planner
     pool: PoolPart = pool
     cache: CachePart = cache
+    sharing: SharingPart = sharing
+    tensors: TensorsPart = tensors
+    canonical: CanonicalPart = canonical
+    # Its own moves blocks with kernels for GPUs, in steps of a scheduler: there is nothing to call by itself.
+    connector: ConnectorPart | None = None
 
     def __init__(self, plugin: Plugin | None = None) -> None:
         self._plugin = plugin

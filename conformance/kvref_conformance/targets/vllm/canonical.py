@@ -1,0 +1,58 @@
+"""Operations on vLLM's canonical view. Imports vLLM alone, and is copied into stand-alone programs."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import worker
+
+from kvref.target import Canonical
+from kvref_conformance.targets.memory import canonical_facts, read_bytes, write_bytes
+from kvref_conformance.targets.vllm.tensors import CURRENT
+
+REGISTERED: SimpleNamespace = SimpleNamespace(caches=None)
+
+
+def register() -> Canonical:
+    """Let the worker of the offloading connector do it, and take what it would hand to its copier."""
+    offered = {
+        "spec": SimpleNamespace(
+            # How the copier is asked for has changed; so has where the worker looks for the rest.
+            get_worker=keep,
+            get_handlers=keep,
+            vllm_config=CURRENT.engine,
+            kv_cache_config=CURRENT.config,
+            replicated_layout=False,
+            config=SimpleNamespace(canonical_layout=False, parallel=SimpleNamespace(rank=0)),
+        ),
+        "vllm_config": CURRENT.engine,
+        "kv_cache_config": CURRENT.config,
+    }
+    takes = inspect.signature(worker.OffloadingConnectorWorker).parameters
+    connector = worker.OffloadingConnectorWorker(**{k: v for k, v in offered.items() if k in takes})
+    # What tells how pages of several GPUs make one asks for more of a model than there is.
+    with patch.object(worker, "derive_canonical_mappings", lambda *arguments: {}, create=True):
+        connector.register_kv_caches(CURRENT.caches)
+    return canonical_facts(REGISTERED.caches, CURRENT.buffers)
+
+
+def keep(caches: Any) -> list[Any]:
+    REGISTERED.caches = caches
+    return []
+
+
+def write(tensor: int, row: int, seed: int) -> str:
+    return write_bytes([REGISTERED.caches.tensors[tensor].tensor[row]], seed)
+
+
+def read(tensor: int, row: int) -> str:
+    return read_bytes([REGISTERED.caches.tensors[tensor].tensor[row]])
+
+
+def copy(group: int, source: int, destination: int) -> None:
+    for ref in REGISTERED.caches.group_data_refs[group]:
+        rows, size = REGISTERED.caches.tensors[ref.tensor_idx].tensor, ref.page_size_bytes
+        rows[destination, :size].copy_(rows[source, :size])

@@ -1,0 +1,196 @@
+"""Memory of caches as stock vLLM lays it out, with addresses worked out by hand.
+
+Runs by name, with KVREF_VLLM_PYTHON naming the interpreter of an environment with vLLM 0.32.0, and 0.22.1
+prepared beside it (`tox -e vllm`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from running import PYTHON
+
+from kvref_conformance.check import prepare
+from kvref_conformance.session import Session
+from kvref_conformance.worker import Worker, running_hosts
+
+Ask = Callable[..., Any]
+"""Performs an operation and tells its value."""
+
+PAGE = 64
+"""Bytes of 4 tokens with 2 heads, each with 2 values of 2 bytes for K and as many for V."""
+
+BLOCKS = 3
+
+
+def full(**fields: Any) -> dict[str, Any]:
+    layer = {"block_size": 4, "num_kv_heads": 2, "head_size": 2, "dtype": "torch.float16"}
+    return {"class": "FullAttentionSpec", "fields": {**layer, **fields}}
+
+
+STATES = {
+    "class": "MambaSpec",
+    "fields": {"block_size": 4, "shapes": [[2, 3], [4]], "dtypes": ["torch.float32", "torch.float16"]},
+}
+
+
+class Refused(Exception):
+    """The operation raised."""
+
+
+@contextmanager
+def performing(worker: Worker) -> Iterator[Ask]:
+    with running_hosts(worker, [""]) as hosts, Session(hosts[""].address, worker.timeout) as session:
+
+        def ask(operation: str, **arguments: Any) -> Any:
+            outcome = session.perform(operation, arguments)
+            if "error" in outcome:
+                raise Refused("{type}: {message}".format_map(outcome["error"]))
+            return outcome["value"]
+
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Ask]:
+    with performing(Worker("vllm", PYTHON)) as ask:
+        yield ask
+
+
+def allocate(ask: Ask, *specs: dict[str, Any], layout: str, **arguments: Any) -> Any:
+    layers = {f"layer.{place}": spec for place, spec in enumerate(specs)}
+    usual = {"buffers": "one", "kernel_block_size": None, "sharing": [], "device": "cpu"}
+    return ask("tensors.allocate", layers=layers, num_blocks=BLOCKS, layout=layout, **{**usual, **arguments})
+
+
+def test_the_layouts_that_are_declared_are_all_there_are() -> None:
+    worker = Worker("vllm", PYTHON)
+    with running_hosts(worker, [""]) as hosts:
+        capabilities = hosts[""].ask({"kind": "describe"})["description"]["capabilities"]
+    assert sorted(capabilities["layouts"]) == ["BHLNC", "BLHNC", "BLNHC", "LBHNC", "LBNHC", "LHBNC"]
+    assert capabilities["buffers"] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "offset", "strides"),
+    [
+        ("LBHNC", 192, [64, 32, 8, 2]),
+        ("LBNHC", 192, [64, 8, 16, 2]),
+        ("LHBNC", 192, [32, 96, 8, 2]),
+        ("BLHNC", 64, [128, 32, 8, 2]),
+        ("BLNHC", 64, [128, 8, 16, 2]),
+        ("BHLNC", 32, [128, 64, 8, 2]),
+    ],
+)
+def test_where_the_second_of_two_layers_is(vllm: Ask, layout: str, offset: int, strides: list[int]) -> None:
+    told = allocate(vllm, full(), full(), layout=layout)
+    assert (told["buffers"], told["planned"], told["zero"]) == ([2 * BLOCKS * PAGE], 2 * BLOCKS * PAGE, True)
+    assert told["groups"] == [["layer.0", "layer.1"]]
+    assert told["layers"]["layer.1"] == {
+        "views": [
+            {
+                "buffer": 0,
+                "offset": offset,
+                "axes": "BHNC",
+                "shape": [BLOCKS, 2, 4, 4],
+                "strides": strides,
+                "itemsize": 2,
+                "device": "cpu",
+            }
+        ],
+        "page_size_bytes": PAGE,
+        "content_size_bytes": PAGE,
+        "block_stride": strides[0],
+    }
+
+
+def test_what_a_layer_writes_is_in_the_rows(vllm: Ask) -> None:
+    """Pages in the order of the view: each row is the page of a layer."""
+    allocate(vllm, full(), full(), layout="LBHNC")
+    registered = vllm("canonical.register")
+    assert [(each["offset"], each["shape"], each["strides"]) for each in registered["tensors"]] == [
+        (0, [BLOCKS, PAGE], [PAGE, 1]),
+        (BLOCKS * PAGE, [BLOCKS, PAGE], [PAGE, 1]),
+    ]
+    assert registered["groups"] == [[{"tensor": place, "page_size_bytes": PAGE} for place in (0, 1)]]
+    written = vllm("tensors.write", layer="layer.1", block=2, seed=1)
+    assert len(written) == 2 * PAGE
+    assert vllm("canonical.read", tensor=1, row=2) == written
+    assert vllm("canonical.read", tensor=0, row=2) == vllm("canonical.read", tensor=1, row=1) == "00" * PAGE
+    vllm("canonical.copy", group=0, source=2, destination=0)
+    assert vllm("tensors.read", layer="layer.1", block=0) == written
+    assert vllm("tensors.read", layer="layer.1", block=1) == "00" * PAGE
+
+
+def test_what_is_written_to_a_row_is_in_the_layers(vllm: Ask) -> None:
+    """Blocks outermost, and tokens before heads: a row has the pages of both, which views read otherwise."""
+    allocate(vllm, full(), full(), layout="BLNHC")
+    registered = vllm("canonical.register")
+    assert [each["shape"] for each in registered["tensors"]] == [[BLOCKS, 2 * PAGE]]
+    assert registered["groups"] == [[{"tensor": 0, "page_size_bytes": 2 * PAGE}]]
+    row = bytes.fromhex(vllm("canonical.write", tensor=0, row=1, seed=3))
+    page = row[PAGE:]
+    # A cell has 8 bytes; in memory those of both heads of a token are side by side.
+    cells = [page[16 * token + 8 * head :][:8] for head in (0, 1) for token in range(4)]
+    assert bytes.fromhex(vllm("tensors.read", layer="layer.1", block=1)) == b"".join(cells)
+
+
+def test_states_have_a_view_each(vllm: Ask) -> None:
+    told = allocate(vllm, STATES, layout="LBHNC")["layers"]["layer.0"]
+    assert [(view["axes"], view["offset"], view["strides"]) for view in told["views"]] == [
+        ("BSS", 0, [32, 12, 4]),
+        ("BS", 24, [32, 2]),
+    ]
+    assert (told["page_size_bytes"], told["content_size_bytes"], told["block_stride"]) == (32, 32, 32)
+
+
+def test_a_layer_that_shares_has_the_cache_of_its_target(vllm: Ask) -> None:
+    told = allocate(vllm, full(), full(), layout="LBHNC", sharing=[["layer.2", "layer.1"]])
+    assert told["groups"] == [["layer.0", "layer.1", "layer.2"]]
+    assert told["planned"] == 2 * BLOCKS * PAGE
+    assert told["layers"]["layer.2"] == told["layers"]["layer.1"]
+    written = vllm("tensors.write", layer="layer.2", block=1, seed=2)
+    assert vllm("tensors.read", layer="layer.1", block=1) == written
+    # Connectors are not told of it.
+    assert [len(refs) for refs in vllm("canonical.register")["groups"]] == [2]
+
+
+def test_blocks_of_a_kernel_are_halves(vllm: Ask) -> None:
+    told = allocate(vllm, full(), layout="LBHNC", kernel_block_size=2)["layers"]["layer.0"]
+    assert (told["views"][0]["shape"], told["views"][0]["strides"]) == ([2 * BLOCKS, 2, 2, 4], [32, 16, 8, 2])
+    assert told["block_stride"] == PAGE
+    written = vllm("tensors.write", layer="layer.0", block=1, seed=4)
+    vllm("canonical.register")
+    assert vllm("canonical.read", tensor=0, row=1) == written
+
+
+def test_what_vllm_refuses_is_refused(vllm: Ask) -> None:
+    """Layers with other heads and a layout that takes heads apart: no engine would begin."""
+    with pytest.raises(Refused, match=r"^ValueError: .* need a block-compact layout"):
+        allocate(vllm, full(), full(num_kv_heads=4), layout="LHBNC")
+
+
+def test_layers_that_share_join_groups(vllm: Ask) -> None:
+    joined = vllm(
+        "sharing.join", groups=[["layer.0"], ["layer.1"]], sharing=[["layer.2", "layer.1"]], times=1
+    )
+    assert joined == {"groups": [["layer.0"], ["layer.1", "layer.2"]]}
+
+
+def test_k_of_all_blocks_comes_first_in_an_older_release() -> None:
+    """Each layer has an allocation there, which is two of rows: one for K, one for V."""
+    worker, _ = prepare("vllm==0.22.1", None, python=None, paths=(), stubs=())
+    with performing(worker) as ask:
+        told = allocate(ask, full(), full(), layout="LKBNHC", buffers="each")
+        assert told["buffers"] == [BLOCKS * PAGE, BLOCKS * PAGE]
+        [view] = told["layers"]["layer.1"]["views"]
+        assert (view["buffer"], view["axes"], view["shape"]) == (1, "KBNHC", [2, BLOCKS, 4, 2, 2])
+        assert view["strides"] == [96, 32, 8, 4, 2]
+        rows = ask("canonical.register")["tensors"]
+        assert [(each["buffer"], each["offset"], each["shape"]) for each in rows] == [
+            (buffer, offset, [BLOCKS, 32]) for buffer in (0, 1) for offset in (0, 96)
+        ]
+        written = ask("tensors.write", layer="layer.1", block=2, seed=1)
+        halves = [ask("canonical.read", tensor=tensor, row=2) for tensor in (2, 3)]
+        assert halves == [written[:64], written[64:]]

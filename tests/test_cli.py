@@ -88,6 +88,15 @@ def test_bad_options(kvref: Kvref, options: tuple[str, ...]) -> None:
     assert options[0].strip("-") in ran.err
 
 
+def test_a_device_that_is_not_there(kvref: Kvref, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    laws = ("--laws", "tensors.zeroed", "--subjects", "attention")
+    ran = kvref("check", *laws, "--device", "cuda")
+    assert (ran.code, ran.out) == (2, "")
+    assert "PyTorch sees no device of the kind 'cuda' in the process of reference, only cpu" in ran.err
+    assert kvref("check", *laws, "--device", "cpu").code == 0
+
+
 # -- doctor --------------------------------------------------------------------------------------------------
 
 

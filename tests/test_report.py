@@ -600,6 +600,26 @@ def test_render_laws() -> None:
             op("registry.check", layers={"layer.0": FULL}),
             "check that the layers layer.0: FullAttentionSpec(block_size=16) are registered",
         ),
+        (
+            op(
+                "tensors.allocate",
+                layers={"a": FULL},
+                num_blocks=3,
+                layout="LBNHC",
+                kernel_block_size=None,
+                sharing=[["b", "a"]],
+            ),
+            "allocate the layers a: FullAttentionSpec(block_size=16) with num_blocks=3, layout='LBNHC'; "
+            "b shares with a",
+        ),
+        (
+            op("sharing.join", groups=[["a"]], sharing=[["b", "a"], ["c", "b"]], times=2),
+            "let layers join the groups [['a']], 2 times: b shares with a, c shares with b",
+        ),
+        (
+            op("sharing.join", groups=[["a"]], sharing=[], times=1),
+            "let layers join the groups [['a']], once: none",
+        ),
         (op("other.free", blocks=[1, 2], dtype="torch.int8"), "other.free(blocks=[1, 2], dtype=int8)"),
         (op("specs.merge", things=3), "specs.merge(things=3)"),
         (op("specs.merge", specs=3), "specs.merge(specs=3)"),
@@ -619,6 +639,17 @@ def test_operations_are_told(operation: dict[str, Any], told: str) -> None:
         ({"value": {"manager": None, "base": None}}, "not registered"),
         ({"value": {**FULL, "page_size_bytes": 64}}, "FullAttentionSpec(block_size=16), 64 bytes a page"),
         ({"value": {"enum": "KVQuantMode", "name": "NONE"}}, "KVQuantMode.NONE"),
+        ({"value": "0f" * 32}, repr("0f" * 32)),
+        ({"value": "0f" * 33}, "0f" * 32 + "... (33 bytes)"),
+        (
+            {"value": {"buffers": [96], "groups": [["a"]], "layers": {"a": {}}}},
+            "allocations of [96] bytes, layers in groups [['a']]",
+        ),
+        (
+            {"value": {"tensors": [{"shape": [3, 32]}], "groups": [[{"tensor": 0}], []]}},
+            "tensors of shape [[3, 32]], those of each group [[0], []]",
+        ),
+        ({"value": {"groups": [["a", "b"]]}}, "{groups: [['a', 'b']]}"),
         ({"value": {"fraction": [1, 4]}}, "1/4"),
         ({"value": {"opaque": "<x>"}}, "<x>"),
         ({"value": {"a": "torch.float16", "b": "text"}}, "{a: float16, b: 'text'}"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kvref_strategies.tensors import draw_layers, tensor_subjects
+from kvref_strategies.tensors import draw_layers, layouts_for, tensor_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 NUMBER = st.one_of(st.integers(1, 4), st.integers(1, 60))
@@ -130,7 +130,7 @@ def tensors(draw: Draw, stage: Stage, description: Description, subject: str) ->
     arguments = {
         "layers": layers,
         "num_blocks": num_blocks,
-        "layout": draw(st.sampled_from(description["capabilities"]["layouts"])),
+        "layout": draw(st.sampled_from(layouts_for(description, layers))),
         "buffers": draw(st.sampled_from(description["capabilities"]["buffers"])),
         "kernel_block_size": None,
         "device": description["device"],

@@ -83,8 +83,11 @@ def _padded(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 
 def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Recurrent layers, their pages as large as those of attention, if there is any."""
-    shapes = draw(st.sampled_from([[[2, 3]], [[2, 3], [4]], [[4], [1, 2], [3]]]))
+    """Recurrent layers, their pages as large as those of attention, if there is any.
+
+    Pages are a whole number of the widest values, as those of all models are.
+    """
+    shapes = draw(st.sampled_from([[[2, 3]], [[2, 3], [4]], [[4], [1, 2], [2]]]))
     dtypes = draw(
         st.sampled_from([["torch.float32"] * 3, ["torch.float32", "torch.float16", "torch.float16"]])
     )
@@ -155,16 +158,36 @@ def draw_layers(
 def draw_arguments(draw: Draw, description: Description, layers: dict[str, SpecDescriptor]) -> dict[str, Any]:
     """What `tensors.allocate` takes."""
     capabilities = description["capabilities"]
-    targets = draw(st.lists(st.sampled_from(sorted(layers)), max_size=MAX_SHARING))
+    owners = shareable(description, layers)
+    targets = draw(st.lists(st.sampled_from(owners), max_size=MAX_SHARING)) if owners else []
     return {
         "layers": layers,
         "num_blocks": draw(st.sampled_from([3, 2, 4])),
-        "layout": draw(st.sampled_from(capabilities["layouts"])),
+        "layout": draw(st.sampled_from(layouts_for(description, layers))),
         "buffers": draw(st.sampled_from(capabilities["buffers"])),
         "kernel_block_size": None,
         "sharing": [[f"layer.{len(layers) + place}", target] for place, target in enumerate(targets)],
         "device": description["device"],
     }
+
+
+def shareable(description: Description, layers: dict[str, SpecDescriptor]) -> list[str]:
+    """The layers whose caches others may use: attention, but not latent attention."""
+    known = {info["name"]: info["mro"] for info in description["classes"]}
+    return [
+        name
+        for name, spec in layers.items()
+        if "AttentionSpec" in known[spec["class"]] and "MLAAttentionSpec" not in known[spec["class"]]
+    ]
+
+
+def layouts_for(description: Description, layers: dict[str, SpecDescriptor]) -> list[str]:
+    """The layouts to draw: padded pages of attention are for backends that keep a page together."""
+    known: list[str] = description["capabilities"]["layouts"]
+    padded = shareable(
+        description, {n: spec for n, spec in layers.items() if "page_size_padded" in spec["fields"]}
+    )
+    return [layout for layout in known if not padded or set(layout[:2]) == {"L", "B"}] or known
 
 
 def layouts(draw: Draw, stage: Stage, description: Description, subject: str) -> None:

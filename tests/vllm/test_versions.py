@@ -50,6 +50,9 @@ WITH_REGISTRY = tuple(version for version in VERSIONS if version != "0.22.1")
 UP_TO_0_25 = ("0.22.1", "0.23.0", "0.25.1")
 FROM_0_26 = tuple(version for version in VERSIONS if version not in UP_TO_0_25)
 
+WITH_LAYOUTS = ("0.30.0", "0.32.0")
+"""In which heads may come before blocks in memory."""
+
 ROWS = [
     Row("registry.order-free", "registry", "unknown", WITH_REGISTRY, ()),
     Row(
@@ -70,6 +73,17 @@ ROWS = [
         UP_TO_0_25,
         FROM_0_26,
         control="full attention",
+    ),
+    Row("sharing.chain-resolves", "chains", "KeyError", VERSIONS, ()),
+    Row("sharing.cycle-refused", "cycles", "KeyError", VERSIONS, ()),
+    Row("sharing.dangling-refused", "targets", "KeyError", VERSIONS, ()),
+    Row(
+        "canonical.covers-once",
+        "attention",
+        "missing",
+        WITH_LAYOUTS,
+        tuple(version for version in VERSIONS if version not in WITH_LAYOUTS),
+        control="latent attention",
     ),
     Row("manager.need-shrinks", "MambaSpec", "raised", ("0.22.1",), WITH_REGISTRY, FULL, "standard"),
 ]

@@ -311,12 +311,24 @@ def isolated(runs: Runs) -> int:
 
 
 def no_cost(runs: Runs) -> int:
-    """With layers that share, memory, groups and pages are as without them."""
+    """With layers that share, memory, groups and pages are as without them.
+
+    A refusal of layers that share their owners' caches is one, too: without them there was none. Where targets
+    share themselves, it is for another law.
+    """
     judged = 0
-    made = [e for e in runs[0] if e["op"] == "tensors.allocate" and "value" in e["outcome"]]
-    for event in [each for each in made if each["args"]["sharing"]]:
+    calls = [e for e in runs[0] if e["op"] == "tensors.allocate" and "died" not in e["outcome"]]
+    for event in [each for each in calls if each["args"]["sharing"]]:
         without = {**event["args"], "sharing": []}
-        for other in [each for each in made if each["args"] == without]:
+        for other in [each for each in calls if each["args"] == without and "value" in each["outcome"]]:
+            if "error" in event["outcome"]:
+                if set(targets_of(event).values()) <= set(event["args"]["layers"]):
+                    raise LawBroken(
+                        f"no need of anything for {', '.join(map(in_words, event['args']['sharing']))}",
+                        told(event["outcome"]),
+                        (f"refused, {event['outcome']['error']['type']}",),
+                    )
+                continue
             judged += 1
             before, after = costs(other), costs(event)
             facets = tuple(what for what in before if before[what] != after[what])

@@ -7,29 +7,29 @@ from types import SimpleNamespace
 from kvref.canonical import CanonicalKVCaches, copy_blocks, register_kv_caches
 from kvref.target import Canonical
 from kvref_conformance.targets.memory import canonical_facts, read_bytes, write_bytes
-from kvref_conformance.targets.reference import tensors
+from kvref_conformance.targets.reference.tensors import CURRENT
 
 REGISTERED: SimpleNamespace = SimpleNamespace(caches=None)
 
 
 def register() -> Canonical:
-    caches = tensors.CURRENT.caches
+    caches = CURRENT.caches
     REGISTERED.caches = register_kv_caches(caches)
-    return canonical_facts(registered(), caches.buffers)
+    return canonical_facts(canonical_caches(), caches.buffers)
 
 
-def registered() -> CanonicalKVCaches:
+def canonical_caches() -> CanonicalKVCaches:
     made: CanonicalKVCaches = REGISTERED.caches
     return made
 
 
 def write(tensor: int, row: int, seed: int) -> str:
-    return write_bytes([registered().tensors[tensor].tensor[row]], seed)
+    return write_bytes([canonical_caches().tensors[tensor].tensor[row]], seed)
 
 
 def read(tensor: int, row: int) -> str:
-    return read_bytes([registered().tensors[tensor].tensor[row]])
+    return read_bytes([canonical_caches().tensors[tensor].tensor[row]])
 
 
 def copy(group: int, source: int, destination: int) -> None:
-    copy_blocks(registered(), registered(), group, [(source, destination)])
+    copy_blocks(canonical_caches(), canonical_caches(), group, [(source, destination)])

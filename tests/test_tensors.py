@@ -64,6 +64,15 @@ def test_dtypes(dtype: torch.dtype) -> None:
     assert cache.dtype is dtype
 
 
+def test_memory_of_an_odd_size() -> None:
+    """Bytes behind halves, in one buffer: it is no whole number of halves."""
+    byte = full(dtype=torch.uint8, num_kv_heads=1, page_size_padded=25)
+    caches = allocate_kv_cache(config_of(full(), byte), "cpu", contiguous=True)
+    assert [buffer.numel() for buffer in caches.buffers] == [BLOCKS * (96 + 25)]
+    block(caches, "layer.0", 2).fill_(1)
+    assert not any(bool(block(caches, "layer.1", number).any()) for number in range(BLOCKS))
+
+
 def test_no_layers_no_memory() -> None:
     caches = allocate_kv_cache(KVCacheConfig(1, [], []), "cpu")
     assert (caches.buffers, caches.layers, caches.num_bytes) == ((), {}, 0)

@@ -313,8 +313,8 @@ def isolated(runs: Runs) -> int:
 def no_cost(runs: Runs) -> int:
     """With layers that share, memory, groups and pages are as without them.
 
-    A refusal of layers that share their owners' caches is one, too: without them there was none. Where targets
-    share themselves, it is for another law.
+    A refusal of layers that share their owners' caches is one, too: without them there was none. Where
+    targets share themselves, it is for another law.
     """
     judged = 0
     calls = [e for e in runs[0] if e["op"] == "tensors.allocate" and "died" not in e["outcome"]]

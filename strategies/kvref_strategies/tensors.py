@@ -20,8 +20,9 @@ MAX_SHARING = 2
 
 def block_sizes(description: Description, name: str) -> list[int]:
     """The block sizes to draw for a class, in tokens."""
-    told = (each for each in class_info(description, name)["fields"] if each["name"] == "block_size")
-    return next((list(each["values"])[:2] for each in told if each.get("values")), BLOCK_SIZES)
+    fields = class_info(description, name)["fields"]
+    told = next((each.get("values") for each in fields if each["name"] == "block_size"), None)
+    return list(told)[:2] if told else BLOCK_SIZES
 
 
 def _fields(draw: Draw, description: Description, name: str = "FullAttentionSpec") -> dict[str, Any]:

@@ -26,7 +26,7 @@ class _Job:
     group: int
     block_pairs: list[tuple[int, int]]
     """Blocks of the device and of the host."""
-    done: torch.cuda.Event | None = None
+    done: torch.Event | None = None
 
 
 class OffloadingConnector:
@@ -93,4 +93,4 @@ class OffloadingConnector:
 
 
 def _is_done(job: _Job) -> bool:
-    return job.done is None or bool(job.done.query())  # type: ignore[no-untyped-call]
+    return job.done is None or bool(job.done.query())

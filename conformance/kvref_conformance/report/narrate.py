@@ -242,7 +242,7 @@ def _value(value: Any) -> str:
             return value.removeprefix("torch.") if value.startswith("torch.") else repr(value)
         case {"buffers": buffers, "groups": groups, "layers": dict()}:
             return f"allocations of {_value(buffers)} bytes, layers in groups {_value(groups)}"
-        case {"tensors": [*tensors], "groups": [*groups]}:
+        case {"tensors": [*tensors], "groups": [*groups]} if "num_blocks" not in value:
             shapes = [tensor["shape"] for tensor in tensors]
             refs = [[ref["tensor"] for ref in group] for group in groups]
             return f"tensors of shape {_value(shapes)}, those of each group {_value(refs)}"

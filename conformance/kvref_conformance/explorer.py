@@ -21,6 +21,9 @@ from kvref_strategies.workload import Machine, Workload
 STEPS_PER_EXAMPLE = 20
 """Rules a state machine runs in one example."""
 
+_LOCAL = "is_local_module_file"
+"""By what Hypothesis tells whose source code to look for constants in; not in every version."""
+
 _SUPPRESSED = (
     HealthCheck.too_slow,
     HealthCheck.data_too_large,
@@ -125,8 +128,8 @@ def warm_up(folder: Path) -> None:
     values for examples: with them, these would depend on how kvref is installed, and on any change to it.
     """
     set_hypothesis_home_dir(folder)
-    if hasattr(providers, "is_local_module_file"):
-        providers.is_local_module_file = lambda path: False
+    if hasattr(providers, _LOCAL):
+        setattr(providers, _LOCAL, lambda path: False)
 
     @hypothesis.seed(0)
     @_settings(50, Phase.generate)

@@ -191,10 +191,10 @@ class _Owner(NamedTuple):
     @property
     def kernel_blocks(self) -> int:
         """Blocks of the kernel in a block."""
-        kernel = self.kernel_block_size or self.spec.block_size
-        if kernel < 1 or self.spec.block_size % kernel:
+        kernel = self.spec.block_size if self.kernel_block_size is None else self.kernel_block_size
+        if type(kernel) is not int or kernel < 1 or self.spec.block_size % kernel:
             raise InvalidConfigError(
-                f"blocks of {self.spec.block_size} tokens are no whole number of kernel blocks of {kernel}"
+                f"blocks of {self.spec.block_size} tokens are no whole number of kernel blocks of {kernel!r}"
             )
         return self.spec.block_size // kernel
 
@@ -231,10 +231,9 @@ class _Look:
 
 def _look_of(owner: _Owner, layout: KVCacheLayout) -> _Look | None:
     """None for a layer whose pages have other axes."""
-    spec = owner.spec
+    spec, kernel_blocks = owner.spec, owner.kernel_blocks
     if not isinstance(spec, AttentionSpec):
         return None
-    kernel_blocks = owner.kernel_blocks
     states = Fraction(spec.num_states, kernel_blocks)
     if states.denominator != 1:
         raise InvalidConfigError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from kvref.canonical import CanonicalKVCaches, check_blocks, copy_blocks
-from kvref.errors import InvalidRequestError
+from kvref.errors import InvalidConfigError, InvalidRequestError
 from kvref.pool import BlockPool
 
 __all__ = ["OffloadingConnector"]
@@ -36,9 +36,21 @@ class OffloadingConnector:
         block_pool: of the engine; blocks under way are held in it.
         device: the caches whose blocks they are.
         host: memory of the same form; see `kvref.canonical.like_on_host`.
+
+    Raises:
+        InvalidConfigError: at construction, for memory of another form.
     """
 
     def __init__(self, block_pool: BlockPool, device: CanonicalKVCaches, host: CanonicalKVCaches) -> None:
+        forms = [
+            ([each.page_size_bytes for each in caches.tensors], caches.group_data_refs)
+            for caches in (device, host)
+        ]
+        if forms[0] != forms[1]:
+            raise InvalidConfigError(
+                f"memory on the host has rows of {forms[1][0]} bytes, that on the device of {forms[0][0]}, "
+                "or groups refer to others: make it with like_on_host"
+            )
         self._block_pool, self._device, self._host = block_pool, device, host
         self._queued: dict[str, _Job] = {}
         self._running: dict[str, _Job] = {}

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import torch
 
-from kvref.errors import InvalidConfigError, OutOfCacheMemoryError
+from kvref.errors import InvalidConfigError, KVSharingError, OutOfCacheMemoryError
 from kvref.layout import DEFAULT_LAYOUT, KVCacheLayout, KVCachePlacement, buffer_sizes, place_kv_caches
 from kvref.planning import KVCacheConfig
 from kvref.sharing import (
@@ -74,9 +74,13 @@ def allocate_kv_cache(
     buffers = _allocate(
         kv_cache_config, buffer_sizes(kv_cache_config, layout, contiguous), torch.device(device)
     )
-    placement = place_kv_caches(
-        kv_cache_config, layout, kernel_block_sizes=kernel_block_sizes, contiguous=contiguous
-    )
+    try:
+        placement = place_kv_caches(
+            kv_cache_config, layout, kernel_block_sizes=kernel_block_sizes, contiguous=contiguous
+        )
+    except InvalidConfigError:
+        del buffers  # which the traceback would keep
+        raise
     return reshape_kv_cache(placement, buffers)
 
 
@@ -113,7 +117,7 @@ def _allocate(config: KVCacheConfig, sizes: Sequence[int], device: torch.device)
     for number, size in enumerate(sizes):
         try:
             buffers.append(torch.zeros(size, dtype=torch.int8, device=device))
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, TypeError) as error:  # the last for sizes that are no int64
             if device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError):
                 raise
             free, before = _free_bytes(device), sum(sizes[:number])
@@ -153,6 +157,12 @@ def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, st
         for sharer, owner in group.kv_sharing_layers.items()
     }
     owners = resolve_kv_sharing({**joined, **shared_kv_cache_layers}, kv_caches.placement.layers.keys())
+    for sharer in shared_kv_cache_layers:
+        if joined.get(sharer, owners[sharer]) != owners[sharer]:
+            raise KVSharingError(
+                f"layer {sharer!r} cannot share the cache of {owners[sharer]!r}: it is in the group of "
+                f"{joined[sharer]!r}, whose cache it shares"
+            )
     kv_caches.layers.update({sharer: kv_caches.layers[owners[sharer]] for sharer in shared_kv_cache_layers})
 
 
@@ -166,7 +176,7 @@ def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) ->
 
     Raises:
         InvalidConfigError: a layer of a group has no cache, or one with a cache is in no group, or not in the
-            model. Nothing is changed.
+            model, or does not take it. Nothing is changed.
     """
     config, bound = kv_caches.placement.config, kv_caches.layers.keys()
     grouped = {name for group in config.kv_cache_groups for name in group.layer_names}
@@ -179,8 +189,21 @@ def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) ->
     ):
         if names:
             raise InvalidConfigError(f"layers {what}: {', '.join(sorted(names))}")
+    before: list[tuple[object, dict[str, object]]] = []
     for name, cache in kv_caches.layers.items():
-        setattr(forward_context[name], "kv_cache", cache)  # noqa: B010  # whatever class a layer is of
+        layer = forward_context[name]
+        try:
+            had = {"kv_cache": getattr(layer, "kv_cache")} if hasattr(layer, "kv_cache") else {}  # noqa: B009
+            setattr(layer, "kv_cache", cache)  # noqa: B010  # whatever class it is of
+        except Exception as error:
+            for bound_layer, old in reversed(before):
+                delattr(bound_layer, "kv_cache")
+                for attribute, value in old.items():
+                    setattr(bound_layer, attribute, value)
+            raise InvalidConfigError(
+                f"layer {name!r} of class {type(layer).__name__} takes no kv_cache: {error}"
+            ) from error
+        before.append((layer, had))
 
 
 def init_kv_cache(

@@ -168,6 +168,9 @@ def test_blocks_of_the_kernel(layout: str, strides: tuple[int, ...], runs: list[
     ("specs", "layout", "how", "message"),
     [
         ([full()], "LBNHC", {"kernel_block_sizes": [3]}, "layer 'layer.0' .*4 tokens .* kernel blocks of 3"),
+        ([full()], "LBNHC", {"kernel_block_sizes": [0]}, "layer 'layer.0' .*4 tokens .* kernel blocks of 0"),
+        ([full()], "LBNHC", {"kernel_block_sizes": [True]}, "kernel blocks of True"),
+        ([full(), states()], "LBNHC", {"kernel_block_sizes": [4, 3]}, "layer 'layer.1' .*kernel blocks of 3"),
         ([full()], "LBNHC", {"kernel_block_sizes": [2, 2]}, "2 kernel block sizes for 1 groups"),
         ([full(), full()], "BLNHC", {"kernel_block_sizes": [2]}, "layer 'layer.0'.*other layers between"),
         ([full(page_size_padded=128)], "LBNHC", {"kernel_block_sizes": [2]}, "padding between them"),

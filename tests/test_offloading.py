@@ -231,3 +231,9 @@ def test_memory_on_the_host() -> None:
     for none in (0, -1):
         with pytest.raises(InvalidConfigError, match="give at least 1"):
             like_on_host(caches, none)
+
+
+def test_host_memory_of_another_form() -> None:
+    host = like_on_host(caches_of(full(num_kv_heads=1)), 2)
+    with pytest.raises(InvalidConfigError, match=r"rows of \[48\] bytes, that on the device of \[96\]"):
+        OffloadingConnector(BlockPool(3, True, 4), caches_of(full()), host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -354,3 +355,13 @@ def test_who_shares_is_bound_whoever_else_knows_of_it(runner_only: tuple[str, ..
     model["b"] = layer("a")
     bind_kv_cache(caches, model)
     assert model["a"].kv_cache is model["b"].kv_cache is model["layer.0"].kv_cache
+
+
+def test_a_cache_other_than_that_of_the_group_is_refused() -> None:
+    plain = config_of(full(), full())
+    [joined] = add_kv_sharing_layers_to_kv_cache_groups({"s": "layer.0"}, plain.kv_cache_groups)
+    caches = allocate_kv_cache(replace(plain, kv_cache_groups=[joined]), "cpu")
+    share_kv_caches(caches, {"s": "layer.0"})
+    with pytest.raises(KVSharingError, match=r"'s' cannot share the cache of 'layer.1': .* of 'layer.0'"):
+        share_kv_caches(caches, {"s": "layer.1"})
+    assert caches.layers["s"] is caches.layers["layer.0"]

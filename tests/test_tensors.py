@@ -126,6 +126,40 @@ def test_binding_is_exact() -> None:
     assert not any(hasattr(layer, "kv_cache") for layer in model.values())
 
 
+class Slots:
+    __slots__ = ("name",)
+
+
+@pytest.mark.parametrize("layer", [Slots(), None, torch.float16])
+def test_a_layer_that_takes_no_cache(layer: object) -> None:
+    caches = allocate_kv_cache(config_of(full(), full(), full()), "cpu")
+    model = {"layer.0": SimpleNamespace(kv_cache="old"), "layer.1": SimpleNamespace(), "layer.2": layer}
+    with pytest.raises(InvalidConfigError, match=r"layer 'layer.2' of class \w+ takes no kv_cache"):
+        bind_kv_cache(caches, model)
+    assert vars(model["layer.0"]) == {"kv_cache": "old"}
+    assert vars(model["layer.1"]) == {}
+
+
+def test_bytes_that_no_number_holds() -> None:
+    config = get_kv_cache_config_from_groups(get_kv_cache_groups({"large": full()}), 1 << 60)
+    with pytest.raises(OutOfCacheMemoryError, match="layer 'large'"):
+        allocate_kv_cache(config, "cpu")
+
+
+def test_a_refused_layout_leaves_nothing_allocated() -> None:
+    config = config_of(full())
+    with pytest.raises(InvalidConfigError) as refused:
+        allocate_kv_cache(config, "cpu", kernel_block_sizes=[3])
+    frames = []
+    traceback = refused.value.__traceback__
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    assert not any(
+        "buffers" in frame.f_locals for frame in frames if frame.f_code.co_name == "allocate_kv_cache"
+    )
+
+
 @pytest.mark.parametrize(
     ("layout", "shapes", "refs"),
     [

@@ -129,6 +129,9 @@ FAMILIES = {
 
 def tensor_subjects(description: Description) -> Subjects:
     never_pads = "its pages are never padded" if description["capabilities"].get("never_pads") else None
+    padded = [info for info in description["classes"] if info["name"] == "FullAttentionSpec"]
+    if padded and not declares(padded[0], "page_size_padded"):
+        never_pads = "the class has no page_size_padded"
     subjects: dict[str, str | None] = {
         name: lacking(description, family.classes) or undeclared(description)
         for name, family in FAMILIES.items()

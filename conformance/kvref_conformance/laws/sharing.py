@@ -235,14 +235,15 @@ def difference(one: str, other: str) -> str:
 
 
 def alias(runs: Runs) -> int:
-    """Between two writes, all who use one cache read the same of it."""
+    """What is written is read by all who use the cache; between two writes they all read the same of it."""
     judged = 0
     targets: Targets = {}
+    written: tuple[str, int] | None = None
     seen: dict[tuple[str, int], tuple[str, str]] = {}
     for event in runs[0]:
         op, arguments, outcome = event["op"], event["args"], event["outcome"]
         if op == "tensors.allocate":
-            targets, seen = targets_of(event) if "value" in outcome else {}, {}
+            targets, seen, written = targets_of(event) if "value" in outcome else {}, {}, None
         if op not in ("tensors.read", "tensors.write"):
             continue
         layer, block = arguments["layer"], arguments["block"]
@@ -252,18 +253,21 @@ def alias(runs: Runs) -> int:
                 f"block {block} of {layer}, which is that of {names[-1]}", told(outcome), ("refused",)
             )
         if op == "tensors.write":
-            seen = {}
+            known = "value" in outcome
+            written = (names[-1], block) if known else None
+            seen = {(names[-1], block): (layer, outcome["value"])} if known else {}
         elif "value" in outcome:
             other, content = seen.setdefault((names[-1], block), (layer, outcome["value"]))
-            if other == layer:
+            if other == layer and written != (names[-1], block):
                 continue
             judged += 1
             if content != outcome["value"]:
                 ways = [way for way in (names, path(other, targets)) if len(way) > 1]
                 raise LawBroken(
-                    f"block {block} of {layer} as {other} sees it: {'; '.join(map(in_words, ways))}",
+                    f"block {block} of {layer} as {other} {'wrote' if written else 'sees'} it"
+                    + "".join(f"; {in_words(way)}" for way in ways),
                     difference(content, outcome["value"]),
-                    ("chain" if max(map(len, ways)) > 2 else "direct",),
+                    ("lost" if not ways else "chain" if max(map(len, ways)) > 2 else "direct",),
                 )
     return judged
 

@@ -94,7 +94,7 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.tensors:two_blocks_taken_for_k_and_v": "tensors.layout-stable",
     "kvref_conformance.faults.tensors:first_kernel_block_of_each": "tensors.kernel-split",
     "kvref_conformance.faults.tensors:null_block_not_planned": "tensors.sum-is-plan",
-    "kvref_conformance.faults.tensors:memory_as_it_comes": "tensors.zeroed",
+    "kvref_conformance.faults.tensors:last_byte_not_cleared": "tensors.zeroed",
     "kvref_conformance.faults.tensors:contiguous_not_heeded": "tensors.one-buffer",
     "kvref_conformance.faults.canonical:bytes_without_a_sign": "canonical.shape",
     "kvref_conformance.faults.canonical:sharing_layers_referenced_too": "canonical.covers-once",

@@ -86,11 +86,14 @@ def null_block_not_planned() -> ReferenceTarget:
     return ReferenceTarget()
 
 
-def memory_as_it_comes() -> ReferenceTarget:
-    """Memory is taken without being cleared."""
+def last_byte_not_cleared() -> ReferenceTarget:
+    """All memory is cleared but for its last byte."""
 
-    def allocate(config: KVCacheConfig, sizes: Sequence[int], device: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.empty(size, dtype=torch.int8, device=device) for size in sizes)
+    def allocate(*what: Any) -> tuple[torch.Tensor, ...]:
+        buffers = _allocate(*what)
+        for buffer in buffers:
+            buffer[-1] = 1
+        return buffers
 
     break_it(tensors, "_allocate", allocate)
     return ReferenceTarget()

@@ -160,10 +160,10 @@ class KVCacheConfig:
         object.__setattr__(self, "kv_cache_tensors", tuple(self.kv_cache_tensors))
         object.__setattr__(self, "runner_only_attn_layers", frozenset(self.runner_only_attn_layers))
         object.__setattr__(self, "kv_cache_groups", tuple(self.kv_cache_groups))
-        if self.num_blocks < 1:
+        if type(self.num_blocks) is not int or self.num_blocks < 1:
             names = ", ".join(name for group in self.kv_cache_groups for name in group.layer_names)
             raise InvalidConfigError(
-                f"num_blocks must be at least 1, the null block, not {self.num_blocks} "
+                f"num_blocks must be at least 1, the null block, not {self.num_blocks!r} "
                 f"(layers: {names or 'none'})"
             )
         groups = {name: group for group in self.kv_cache_groups for name in group.layer_names}

@@ -29,18 +29,25 @@ def get_shared_kv_cache_layers(layers: Mapping[str, object]) -> dict[str, str]:
     return {name: target for name, target in targets.items() if target is not None}
 
 
-def resolve_kv_sharing(shared_kv_cache_layers: Mapping[str, str], owners: Collection[str]) -> dict[str, str]:
+def resolve_kv_sharing(
+    shared_kv_cache_layers: Mapping[str, str],
+    owners: Collection[str],
+    kv_cache_groups: Iterable[KVCacheGroupSpec] = (),
+) -> dict[str, str]:
     """The owner of the cache that each sharing layer uses, in time linear in the number of layers.
 
     Args:
         shared_kv_cache_layers: target of each sharing layer.
         owners: the layers that have a cache of their own.
+        kv_cache_groups: groups that sharing layers may have joined before, whose caches others can share.
 
     Raises:
         KVSharingError: targets form a cycle, or lead to a layer that has no cache; or a layer has a cache and
-            shares another's. Names the layers.
+            shares another's, or has joined to share one and now names another. Names the layers.
     """
     owners = frozenset(owners)
+    joined = {sharer: owner for group in kv_cache_groups for sharer, owner in group.kv_sharing_layers.items()}
+    targets = {**joined, **shared_kv_cache_layers}
     if both := [layer for layer in shared_kv_cache_layers if layer in owners]:
         raise KVSharingError(
             f"layer {both[0]!r} has a cache of its own and cannot share that of "
@@ -50,7 +57,7 @@ def resolve_kv_sharing(shared_kv_cache_layers: Mapping[str, str], owners: Collec
     for first in shared_kv_cache_layers:
         chain: dict[str, None] = {}
         layer = first
-        while layer in shared_kv_cache_layers and layer not in resolved:
+        while layer in targets and layer not in resolved:
             if layer in chain:
                 cycle = list(chain)
                 cycle = cycle[cycle.index(layer) :]
@@ -59,7 +66,7 @@ def resolve_kv_sharing(shared_kv_cache_layers: Mapping[str, str], owners: Collec
                     f"{_in_words([*cycle, layer])}"
                 )
             chain[layer] = None
-            layer = shared_kv_cache_layers[layer]
+            layer = targets[layer]
         owner = resolved.get(layer, layer)
         if owner not in owners:
             raise KVSharingError(
@@ -67,6 +74,10 @@ def resolve_kv_sharing(shared_kv_cache_layers: Mapping[str, str], owners: Collec
                 f"{_in_words([*chain, owner])}"
             )
         resolved.update(dict.fromkeys(chain, owner))
+        if joined.get(first, owner) != owner:
+            raise KVSharingError(
+                f"layer {first!r} cannot share the cache of {owner!r}: it shares that of {joined[first]!r}"
+            )
     return {layer: resolved[layer] for layer in shared_kv_cache_layers}
 
 
@@ -92,23 +103,15 @@ def add_kv_sharing_layers_to_kv_cache_groups(
         runner_only_attn_layers: if given, the sharing layers are added to it.
 
     Raises:
-        KVSharingError: as `resolve_kv_sharing`; or a layer shares another cache already. Nothing is changed.
+        KVSharingError: as `resolve_kv_sharing`. Nothing is changed.
     """
     groups = list(kv_cache_groups)
     if not shared_kv_cache_layers:
         return groups
-    before = {sharer: owner for group in groups for sharer, owner in group.kv_sharing_layers.items()}
     place_of = {name: place for place, group in enumerate(groups) for name in group.owning_layers}
     joining: list[dict[str, str]] = [{} for _ in groups]
-    # Who joins now may share the cache of one who has joined before.
-    owners = resolve_kv_sharing({**before, **shared_kv_cache_layers}, place_of.keys())
-    for sharer in shared_kv_cache_layers:
-        owner = owners[sharer]
-        if before.get(sharer, owner) != owner:
-            raise KVSharingError(
-                f"layer {sharer!r} cannot share the cache of {owner!r}: it shares that of {before[sharer]!r}"
-            )
-        if sharer not in before:
+    for sharer, owner in resolve_kv_sharing(shared_kv_cache_layers, place_of.keys(), groups).items():
+        if sharer not in groups[place_of[owner]].kv_sharing_layers:
             joining[place_of[owner]][sharer] = owner
     if runner_only_attn_layers is not None:
         runner_only_attn_layers.update(shared_kv_cache_layers)

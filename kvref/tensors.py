@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import torch
 
-from kvref.errors import InvalidConfigError, KVSharingError, OutOfCacheMemoryError
+from kvref.errors import InvalidConfigError, OutOfCacheMemoryError
 from kvref.layout import DEFAULT_LAYOUT, KVCacheLayout, KVCachePlacement, buffer_sizes, place_kv_caches
 from kvref.planning import KVCacheConfig
 from kvref.sharing import (
@@ -37,6 +37,10 @@ __all__ = [
 
 KVCache: TypeAlias = torch.Tensor | list[torch.Tensor]
 """What a layer works with: a tensor with the axes of the layout; of a recurrent layer, one for each state."""
+
+
+_MOST_BYTES = torch.iinfo(torch.int64).max
+"""Of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,12 @@ def _allocate(config: KVCacheConfig, sizes: Sequence[int], device: torch.device)
     buffers: list[torch.Tensor] = []
     for number, size in enumerate(sizes):
         try:
+            if size > _MOST_BYTES:
+                raise MemoryError("there are no tensors of that size")
             buffers.append(torch.zeros(size, dtype=torch.int8, device=device))
-        except (RuntimeError, MemoryError, TypeError) as error:  # the last for sizes that are no int64
-            if device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError):
+        except (RuntimeError, MemoryError) as error:
+            # On a CPU, PyTorch has no exception of its own for it.
+            if device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | MemoryError):
                 raise
             free, before = _free_bytes(device), sum(sizes[:number])
             tensors = (
@@ -151,19 +158,11 @@ def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, st
     Raises:
         KVSharingError: as `resolve_kv_sharing`. Nothing is changed.
     """
-    joined = {
-        sharer: owner
-        for group in kv_caches.placement.config.kv_cache_groups
-        for sharer, owner in group.kv_sharing_layers.items()
-    }
-    owners = resolve_kv_sharing({**joined, **shared_kv_cache_layers}, kv_caches.placement.layers.keys())
-    for sharer in shared_kv_cache_layers:
-        if joined.get(sharer, owners[sharer]) != owners[sharer]:
-            raise KVSharingError(
-                f"layer {sharer!r} cannot share the cache of {owners[sharer]!r}: it is in the group of "
-                f"{joined[sharer]!r}, whose cache it shares"
-            )
-    kv_caches.layers.update({sharer: kv_caches.layers[owners[sharer]] for sharer in shared_kv_cache_layers})
+    placement = kv_caches.placement
+    owners = resolve_kv_sharing(
+        shared_kv_cache_layers, placement.layers.keys(), placement.config.kv_cache_groups
+    )
+    kv_caches.layers.update({sharer: kv_caches.layers[owner] for sharer, owner in owners.items()})
 
 
 def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) -> None:

@@ -28,6 +28,16 @@ ALLOCATED = (alias, isolated, no_cost)
 
 GROUPS = [["a"], ["b", "c"]]
 
+VIEW = {
+    "buffer": 0,
+    "offset": 0,
+    "axes": "BC",
+    "shape": [3, 64],
+    "strides": [64, 1],
+    "itemsize": 1,
+    "device": "cpu",
+}
+
 
 def pairs(text: str) -> list[list[str]]:
     """`"x>a y>x"`: x shares with a, y with x."""
@@ -209,7 +219,7 @@ def test_names_are_there_once_at_once() -> None:
 
 def allocate(sharing: str = "x>a y>x", **told: Any) -> Event:
     layers = {name: {"class": "FullAttentionSpec", "fields": {}} for name in "abc"}
-    page = {"views": [], "page_size_bytes": 64, "content_size_bytes": 48, "block_stride": 64}
+    page = {"views": [VIEW], "page_size_bytes": 64, "content_size_bytes": 48, "block_stride": 64}
     sharers = [layer for layer, _ in pairs(sharing)]
     value = {
         "num_blocks": 3,
@@ -374,3 +384,23 @@ def test_every_law_is_fed_and_has_a_fault() -> None:
     laws = [law for law in LAWS.values() if law.area == "sharing"]
     assert {law.check for law in laws} == {*JOINING, *ALLOCATED}
     assert all(law.workload in WORKLOADS and law.id in FAULTS.values() for law in laws)
+
+
+def test_who_does_nothing_keeps_nothing() -> None:
+    """Layers that join no group, and memory of which nothing is told, give the laws nothing to judge."""
+    graph = pairs("x>a y>x")
+    idle = [
+        {
+            "op": "sharing.join",
+            "args": {"groups": GROUPS, "sharing": listed, "times": times},
+            "outcome": {"value": {"groups": GROUPS}},
+        }
+        for listed, times in ((graph, 1), (graph[::-1], 1), (graph, 2))
+    ]
+    assert facets(chain_resolves, *idle) == ("no group",)
+    assert [law([idle]) for law in (order_free, grouped_once)] == [0, 0]
+    plain, sharing = allocate(""), allocate()
+    assert no_cost([[plain, sharing]]) == 1
+    for layer in sharing["outcome"]["value"]["layers"].values():
+        layer["views"] = []
+    assert no_cost([[plain, sharing]]) == 0

@@ -110,6 +110,27 @@ def test_sum_is_plan() -> None:
     assert broken_by(law, lambda e: view(e).update(shape=[4, 2, 4, 4]), one) == ("blocks",)
 
 
+def test_a_stub_keeps_no_law() -> None:
+    """Memory of which nothing is told is missing, and gives the other laws nothing to judge."""
+    events = [
+        *registered(FULL, WINDOW),
+        allocated(FULL, WINDOW, num_blocks=2),
+        allocated(FULL, WINDOW, buffers="one"),
+    ]
+    laws = [law for law in LAWS.values() if law.area in ("tensors", "canonical")]
+    assert facets("tensors.sum-is-plan", *events) == ()
+    for told in ({"layers": {}}, {"layers": {n: {"views": []} for n in ("layer.0", "layer.1")}}):
+        stubbed = copy.deepcopy(events)
+        for each in stubbed:
+            if each["op"] == "tensors.allocate":
+                each["outcome"]["value"].update(told)
+        assert facets("tensors.sum-is-plan", *stubbed) == ("layer",)
+        assert {law.id for law in laws if law.id != "tensors.sum-is-plan" and law.check([stubbed])} == set()
+    less = copy.deepcopy(events[0])
+    less["outcome"]["value"]["layers"]["layer.0"]["content_size_bytes"] = 32
+    assert facets("tensors.sum-is-plan", less) == ("content",)
+
+
 def test_zeroed() -> None:
     assert broken_by(
         "tensors.zeroed", lambda e: e["outcome"]["value"].update(zero=False), allocated(FULL)
@@ -151,7 +172,7 @@ def test_answers_are_looked_at_first() -> None:
     ):
         assert not _is_answer("canonical.register", {**canonical, **wrong})
     assert _is_answer("tensors.read", "00ff")
-    assert not any(_is_answer("canonical.write", value) for value in ("0", "0g", None, 7))
+    assert not any(_is_answer("canonical.write", value) for value in ("", "0", "0g", None, 7))
 
 
 def registered(*specs: Any, **how: Any) -> list[dict[str, Any]]:
@@ -214,6 +235,10 @@ def test_round_trip(layout: str) -> None:
     assert broken_by(law, spoil, *events, event("tensors.read", layer="layer.1", block=1)) == ("layers",)
     events += [event("canonical.copy", group=0, source=1, destination=2)]
     assert broken_by(law, spoil, *events, event("tensors.read", layer="layer.0", block=2)) == ("layers",)
+    short = event("tensors.read", layer="layer.0", block=2)
+    assert broken_by(
+        law, lambda e: e["outcome"].update(value=short["outcome"]["value"][:-2]), *events, short
+    ) == ("length",)
     # Nothing is certain of what nobody has written to.
     assert LAWS[law].check([[*events, event("tensors.read", layer="layer.0", block=0)]]) == 0
 

@@ -140,6 +140,13 @@ def test_a_layer_that_takes_no_cache(layer: object) -> None:
     assert vars(model["layer.1"]) == {}
 
 
+def test_blocks_are_counted_in_whole_numbers() -> None:
+    groups = get_kv_cache_groups({"a": full()})
+    for number in (1.5, True):
+        with pytest.raises(InvalidConfigError, match=f"num_blocks must be at least 1.* not {number}"):
+            get_kv_cache_config_from_groups(groups, number)  # type: ignore[arg-type]
+
+
 def test_bytes_that_no_number_holds() -> None:
     config = get_kv_cache_config_from_groups(get_kv_cache_groups({"large": full()}), 1 << 60)
     with pytest.raises(OutOfCacheMemoryError, match="layer 'large'"):

@@ -115,7 +115,7 @@ def _is_answer(operation: str, value: Any) -> bool:
                 and all(_is_layer(layer, len(value["buffers"])) for layer in value["layers"].values())
             )
         case "tensors.write" | "tensors.read" | "canonical.write" | "canonical.read":
-            return isinstance(value, str) and re.fullmatch("([0-9a-f]{2})*", value) is not None
+            return isinstance(value, str) and re.fullmatch("([0-9a-f]{2})+", value) is not None
         case "canonical.register":
             return (
                 isinstance(value, dict)

@@ -73,8 +73,8 @@ def memory_for_each_layer() -> ReferenceTarget:
 def targets_without_targets() -> ReferenceTarget:
     """The target of a layer is looked for among owners alone."""
 
-    def resolve_kv_sharing(targets: Targets, owners: Collection[str]) -> dict[str, str]:
-        resolved = _resolve(targets, owners)
+    def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
+        resolved = _resolve(targets, owners, *groups)
         return {layer: {owner: owner for owner in owners}[targets[layer]] for layer in resolved}
 
     break_it(kvref.sharing, "resolve_kv_sharing", resolve_kv_sharing)
@@ -84,8 +84,8 @@ def targets_without_targets() -> ReferenceTarget:
 def targets_listed_before() -> ReferenceTarget:
     """The target of a layer is looked for among owners and the layers that are listed before."""
 
-    def resolve_kv_sharing(targets: Targets, owners: Collection[str]) -> dict[str, str]:
-        resolved = _resolve(targets, owners)
+    def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
+        resolved = _resolve(targets, owners, *groups)
         known = set(owners)
         for layer in resolved:
             if targets[layer] not in known:
@@ -102,13 +102,13 @@ def targets_listed_before() -> ReferenceTarget:
 def targets_followed_for_ever() -> ReferenceTarget:
     """Targets are followed by recursion, whether or not it comes to an end."""
 
-    def resolve_kv_sharing(targets: Targets, owners: Collection[str]) -> dict[str, str]:
+    def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         def end_of(layer: str) -> str:
             return end_of(targets[layer]) if layer in targets else layer
 
         for layer in targets:
             end_of(layer)
-        return _resolve(targets, owners)
+        return _resolve(targets, owners, *groups)
 
     break_it(kvref.sharing, "resolve_kv_sharing", resolve_kv_sharing)
     return ReferenceTarget()
@@ -117,11 +117,11 @@ def targets_followed_for_ever() -> ReferenceTarget:
 def unknown_targets_left_out() -> ReferenceTarget:
     """Layers whose target nobody knows are taken for layers that keep nothing."""
 
-    def resolve_kv_sharing(targets: Targets, owners: Collection[str]) -> dict[str, str]:
+    def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         known = dict(targets)
         while lost := [layer for layer in known if known[layer] not in {*known, *owners}]:
             known = {layer: target for layer, target in known.items() if layer not in lost}
-        return _resolve(known, owners)
+        return _resolve(known, owners, *groups)
 
     break_it(kvref.sharing, "resolve_kv_sharing", resolve_kv_sharing)
     return ReferenceTarget()

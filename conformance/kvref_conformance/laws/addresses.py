@@ -46,6 +46,16 @@ class Caches:
     def group_of(self) -> dict[str, int]:
         return {name: number for number, group in enumerate(self.told["groups"]) for name in group}
 
+    @property
+    def names(self) -> list[str]:
+        """The layers that there should be."""
+        return [*self.args["layers"], *dict(self.args["sharing"])]
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether there is something of every layer; what is not there cannot be judged."""
+        return all(self.told["layers"].get(name, {}).get("views") for name in self.names)
+
     def views(self, layer: str) -> list[dict[str, Any]]:
         views: list[dict[str, Any]] = self.told["layers"][layer]["views"]
         return views
@@ -88,9 +98,14 @@ _LAST: dict[str, Any] = {}
 
 
 def allocations(events: list[Event]) -> list[Caches]:
-    """Each cache that was allocated."""
+    """Each cache that was allocated, whether or not something of each layer is told."""
     if _LAST.get("events") is not events or _LAST["number"] != len(events):
         made = [e for e in events if e["op"] == "tensors.allocate" and "value" in e["outcome"]]
         _LAST.update(events=events, number=len(events), made=[Caches(event) for event in made])
     found: list[Caches] = _LAST["made"]
     return found
+
+
+def complete(events: list[Event]) -> list[Caches]:
+    """Those that can be judged."""
+    return [caches for caches in allocations(events) if caches.is_complete]

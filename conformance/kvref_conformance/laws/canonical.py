@@ -17,6 +17,7 @@ def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
     for event in runs[0]:
         if event["op"] == "tensors.allocate":
             caches = Caches(event) if "value" in event["outcome"] else None
+            caches = caches if caches and caches.is_complete else None
         elif event["op"] == "canonical.register" and caches and "value" in event["outcome"]:
             yield caches, event["outcome"]["value"]
 
@@ -136,6 +137,7 @@ def round_trip(runs: Runs) -> int:
         op, args, outcome = event["op"], event["args"], event["outcome"]
         if op == "tensors.allocate":
             caches = Caches(event) if "value" in outcome else None
+            caches = caches if caches and caches.is_complete else None
             canonical, memory = {}, {}
         elif op == "canonical.register":
             canonical = outcome.get("value", {})
@@ -154,6 +156,8 @@ def round_trip(runs: Runs) -> int:
         else:
             continue
         found = bytes.fromhex(outcome["value"])
+        if len(found) != len(places):
+            raise LawBroken(f"{len(places)} bytes of {words}", f"{len(found)}", ("length",))
         if op.endswith("write"):
             memory.update(zip(places, found, strict=True))
             continue

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from kvref_conformance.laws.addresses import Caches
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
 from kvref_conformance.laws.registry import told
@@ -86,6 +87,11 @@ def members(event: Event) -> list[list[str]] | None:
     return None if answer is None else [sorted(set(group)) for group in answer["groups"]]
 
 
+def has_joined(event: Event) -> bool:
+    """Whether any of the layers that share is in a group afterwards."""
+    return any(layer in group for group in members(event) or () for layer in targets_of(event))
+
+
 def chain_resolves(runs: Runs) -> int:
     """Layers are in the groups of their owners.
 
@@ -126,8 +132,9 @@ def order_free(runs: Runs) -> int:
         for earlier in calls[:place]:
             if event["args"] == earlier["args"] or not same_graph(event, earlier):
                 continue
-            judged += 1
             groups, before = members(event), members(earlier)
+            # Where nobody joins there is nothing that could depend on the order.
+            judged += groups is None or has_joined(event)
             if groups == before:
                 continue
             listings = [", ".join(targets_of(each)) for each in (earlier, event)]
@@ -207,7 +214,7 @@ def grouped_once(runs: Runs) -> int:
             if not again or not joined or joined[0] is None:
                 continue
             raise LawBroken(f"nothing changed by joining {times} times", told(outcome), ("refused again",))
-        judged += 1
+        judged += has_joined(event)
         groups = outcome["value"]["groups"]
         repeated = [name for group in groups for name, number in Counter(group).items() if number > 1]
         if repeated:
@@ -324,7 +331,7 @@ def no_cost(runs: Runs) -> int:
     calls = [e for e in runs[0] if e["op"] == "tensors.allocate" and "died" not in e["outcome"]]
     for event in [each for each in calls if each["args"]["sharing"]]:
         without = {**event["args"], "sharing": []}
-        for other in [each for each in calls if each["args"] == without and "value" in each["outcome"]]:
+        for other in [each for each in calls if each["args"] == without and is_allocated(each)]:
             if "error" in event["outcome"]:
                 if set(targets_of(event).values()) <= set(event["args"]["layers"]):
                     raise LawBroken(
@@ -332,6 +339,8 @@ def no_cost(runs: Runs) -> int:
                         told(event["outcome"]),
                         (f"refused, {event['outcome']['error']['type']}",),
                     )
+                continue
+            if not is_allocated(event):
                 continue
             judged += 1
             before, after = costs(other), costs(event)
@@ -345,6 +354,11 @@ def no_cost(runs: Runs) -> int:
                     facets,
                 )
     return judged
+
+
+def is_allocated(event: Event) -> bool:
+    """Whether there is memory of each layer to be judged."""
+    return "value" in event["outcome"] and Caches(event).is_complete
 
 
 def costs(event: Event) -> dict[str, Any]:

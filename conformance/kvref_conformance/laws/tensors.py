@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from kvref_conformance.laws.addresses import Place, allocations, blocks_per_block
+from kvref_conformance.laws.addresses import Place, allocations, blocks_per_block, complete
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.registry import told
 from kvref_conformance.results import Level
@@ -17,7 +17,7 @@ def in_bounds(runs: Runs) -> int:
     Layers of different groups may use the same byte, for the same block: it is in use by one group at a time.
     """
     judged = 0
-    for caches in allocations(runs[0]):
+    for caches in complete(runs[0]):
         judged += 1
         in_group: dict[tuple[Place, int], str] = {}
         of_block: dict[Place, tuple[str, int]] = {}
@@ -48,7 +48,7 @@ def in_bounds(runs: Runs) -> int:
 def block_stride(runs: Runs) -> int:
     """From a block to the next is as far as the plan has it, or a piece of that where pages are in pieces."""
     judged = 0
-    for caches in allocations(runs[0]):
+    for caches in complete(runs[0]):
         for layer in caches.owners:
             planned = caches.told["layers"][layer]["block_stride"]
             for view in caches.views(layer):
@@ -84,7 +84,13 @@ def layout_stable(runs: Runs) -> int:
     within a block are the same; and what can be laid out for some blocks can be for others.
     """
     judged = 0
-    calls = [e for e in runs[0] if e["op"] == "tensors.allocate" and "died" not in e["outcome"]]
+    made = {id(caches.told) for caches in complete(runs[0])}
+    calls = [
+        e
+        for e in runs[0]
+        if e["op"] == "tensors.allocate"
+        and ("error" in e["outcome"] or id(e["outcome"].get("value")) in made)
+    ]
     for place, event in enumerate(calls):
         for other in calls[:place]:
             same = ("layout", "buffers", "kernel_block_size", "sharing")
@@ -157,7 +163,7 @@ def same_order(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def kernel_split(runs: Runs) -> int:
     """Kernel blocks of a block have its bytes, each once: those that it has where it is not split."""
     judged = 0
-    made = allocations(runs[0])
+    made = complete(runs[0])
     for split in made:
         if split.args["kernel_block_size"] is None:
             continue
@@ -183,15 +189,21 @@ def kernel_split(runs: Runs) -> int:
 
 
 def sum_is_plan(runs: Runs) -> int:
-    """What is allocated is what was planned, and every layer has a place for each block of the pool."""
+    """What is allocated is what was planned, and every layer has a place for each block of the pool.
+
+    A place, that is, for all that its page is said to hold.
+    """
     judged = 0
     for caches in allocations(runs[0]):
         judged += 1
         total, planned = sum(caches.told["buffers"]), caches.told["planned"]
         if total != planned:
             raise LawBroken(f"the {planned} planned bytes for {caches.in_words()}", f"{total}", ("bytes",))
-        for layer in caches.told["layers"]:
-            for view in caches.views(layer):
+        for layer in caches.names:
+            told = caches.told["layers"].get(layer)
+            if told is None or not told["views"]:
+                raise LawBroken(f"memory for {layer}, of {caches.in_words()}", "none", ("layer",))
+            for view in told["views"]:
                 blocks = view["shape"][view["axes"].index("B")]
                 if blocks < caches.num_blocks or blocks % caches.num_blocks:
                     raise LawBroken(
@@ -199,15 +211,23 @@ def sum_is_plan(runs: Runs) -> int:
                         f"{blocks}",
                         ("blocks",),
                     )
+            size = sum(prod(view["shape"]) * view["itemsize"] for view in told["views"]) // caches.num_blocks
+            if not 0 < size == told["content_size_bytes"] <= told["page_size_bytes"]:
+                raise LawBroken(
+                    f"{told['content_size_bytes']} bytes for {layer} in a block, and some, of "
+                    f"{caches.in_words()}",
+                    f"{size}, in pages of {told['page_size_bytes']}",
+                    ("content",),
+                )
     return judged
 
 
 def zeroed(runs: Runs) -> int:
     """All memory reads zero at first."""
-    for caches in allocations(runs[0]):
+    for caches in complete(runs[0]):
         if not caches.told["zero"]:
             raise LawBroken(f"nothing but zeros at first, in {caches.in_words()}", "something else")
-    return len(allocations(runs[0]))
+    return len(complete(runs[0]))
 
 
 def one_buffer(runs: Runs) -> int:
@@ -216,7 +236,7 @@ def one_buffer(runs: Runs) -> int:
     Where blocks come before layers, the distance from block to block is no layer's own.
     """
     judged = 0
-    made = allocations(runs[0])
+    made = complete(runs[0])
     for caches in [each for each in made if each.args["buffers"] == "one"]:
         judged += 1
         number = len(caches.told["buffers"])

@@ -7,6 +7,7 @@ from kvref_strategies import (
     contents,
     deployments,
     drift,
+    loads,
     models,
     pools,
     registrations,
@@ -38,6 +39,7 @@ WORKLOADS: dict[str, Workload] = {
         *canonical.WORKLOADS,
         *sharing.WORKLOADS,
         *connector.WORKLOADS,
+        *loads.WORKLOADS,
         *drift.WORKLOADS,
     )
 }

@@ -1,21 +1,18 @@
-"""What an engine asks of a connector, and of its cache manager where a connector loads what is in the cache.
+"""What an engine asks of a connector that copies blocks to the host and back.
 
 What an engine owes a connector is written down in docs/engine-contract.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from kvref_strategies import engine as scheduling
-from kvref_strategies.caches import cache_subjects, setups
-from kvref_strategies.engine import CHOICES, Digits, Setup
-from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
+from kvref_strategies.workload import Description, Machine, Stage, Subjects, Workload
 
 MAX_BLOCKS = 6
 """Of the pool, the null block included."""
@@ -233,92 +230,11 @@ class ConnectorMachine(Machine):
         self.engine.go_on(choice)
 
 
-LOADING = ("loaded", "fail", "admit", "close", "output", "run", "arrive", "abort")
-"""What an engine does that loads, and how that ends; the first ones more often than the last."""
-
-ROOMY = 100
-"""Blocks, so that loads are not refused."""
-
-
-class Often:
-    """Decides by the digits of a number; what comes once in eight times comes every other time."""
-
-    def __init__(self, number: int) -> None:
-        self.digits = Digits(number)
-
-    def __call__(self, count: int) -> int:
-        return 7 * self.digits(2) if count == 8 else self.digits(count)
-
-
-def loading_setups(draw: Draw, description: Description, subject: str) -> Setup | None:
-    """An engine with a cache and somewhere to load from; None where it has not both."""
-    setup = setups(draw, description, subject)
-    crossing = any(group.get("kind") == "CrossAttentionSpec" for group in setup.groups)
-    states = setup.align is None or description["capabilities"].get("loads_states", True)
-    if not setup.enable_caching or crossing or not states:
-        return None
-    if draw(st.booleans()):
-        # Alone and one step after the other: only then bad blocks of running requests are told.
-        setup = replace(setup, max_batches=1, is_async=False)
-    return replace(setup, loads=True, num_blocks=ROOMY)
-
-
-def go_on_loading(engine: scheduling.Engine, choice: int) -> None:
-    """Do something of what leads to loads, and to their ends; for 0 nothing, so that examples get short."""
-    if not engine.possible or not choice:
-        return
-    pick = Often(choice - 1)
-    actions = {getattr(act, "__name__", ""): (these, act) for these, act in engine.actions()}
-    possible = [actions[name] for name in LOADING if name in actions]
-    if possible:
-        these, act = possible[min(pick(len(possible)), pick(len(possible)))]
-        act(these[pick(len(these))], pick)
-
-
-def loads(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Much is loaded for requests, and often not all of it is right."""
-    setup = loading_setups(draw, description, subject)
-    if setup is not None:
-        # Hypothesis draws larger numbers less evenly.
-        choices = draw(st.lists(st.integers(0, (1 << 24) - 1), min_size=24, max_size=48))
-        _load(stage, description, setup, choices)
-
-
-def _load(stage: Stage, description: Description, setup: Setup, choices: Iterable[int]) -> None:
-    engine = scheduling.Engine(stage, setup, description["parts"])
-    for choice in choices:
-        go_on_loading(engine, choice)
-
-
-def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
-    setup = loading_setups(draw, description, subject)
-    return {} if setup is None else asdict(setup)
-
-
-def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """The same, told beforehand how it goes on."""
-    if setup:
-        _load(stage, description, Setup(**setup), choices)
-
-
 def _one_subject(description: Description) -> Subjects:
     return {"blocks of a pool": None}
 
 
 _OPERATIONS = ("create", "take", "free", "write", "read", "store", "load", "start_transfers", "finished")
-_OF_CACHES = (
-    "create",
-    "add",
-    "lookup",
-    "allocate",
-    "progress",
-    "cache_blocks",
-    "evict",
-    "free",
-    "new_step",
-    "state",
-)
-
 WORKLOADS = [
     Workload(
         "connector.machine",
@@ -326,14 +242,5 @@ WORKLOADS = [
         _one_subject,
         ConnectorMachine,
         weight=2.0,
-    ),
-    Workload(
-        "cache.loads",
-        ("cache", *(f"cache.{name}" for name in _OF_CACHES)),
-        cache_subjects,
-        loads,
-        weight=0.4,
-        unobserved="no cache for such layers could be made, or nothing is loaded into it",
-        driven=Driven(drawn, drive, CHOICES),
     ),
 ]

@@ -17,7 +17,7 @@ import torch
 
 from kvref.errors import InvalidConfigError
 from kvref.layout import PageLayout
-from kvref.tensors import KVCaches
+from kvref.tensors import KVCaches, allocate_buffers
 
 __all__ = [
     "CanonicalKVCacheRef",
@@ -94,15 +94,20 @@ def like_on_host(caches: CanonicalKVCaches, num_blocks: int) -> CanonicalKVCache
 
     Raises:
         InvalidConfigError: not even one block.
+        OutOfCacheMemoryError: there is too little memory. Nothing stays allocated.
     """
     if num_blocks < 1:
         raise InvalidConfigError(f"host memory for {num_blocks} blocks is none: give at least 1")
-    tensors = []
-    for each in caches.tensors:
-        rows = torch.zeros(
-            (num_blocks, each.page_size_bytes), dtype=torch.int8, pin_memory=each.tensor.is_cuda
-        )
-        tensors.append(CanonicalKVCacheTensor(rows, each.page_size_bytes))
+    buffers = allocate_buffers(
+        [num_blocks * each.page_size_bytes for each in caches.tensors],
+        torch.device("cpu"),
+        lambda number: f"{num_blocks} blocks on the host, in canonical tensor {number}",
+        pin_memory=any(each.tensor.is_cuda for each in caches.tensors),
+    )
+    tensors = [
+        CanonicalKVCacheTensor(buffer.view(num_blocks, each.page_size_bytes), each.page_size_bytes)
+        for buffer, each in zip(buffers, caches.tensors, strict=True)
+    ]
     return CanonicalKVCaches(tuple(tensors), caches.group_data_refs)
 
 

@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -28,6 +30,7 @@ from kvref.sharing import (
 __all__ = [
     "KVCache",
     "KVCaches",
+    "allocate_buffers",
     "allocate_kv_cache",
     "bind_kv_cache",
     "init_kv_cache",
@@ -116,32 +119,55 @@ def _as_elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _allocate(config: KVCacheConfig, sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, ...]:
+    def told(number: int) -> str:
+        tensors = config.kv_cache_tensors if len(sizes) == 1 else config.kv_cache_tensors[number : number + 1]
+        layers = [name for tensor in tensors for name in tensor.shared_by]
+        return f"layer {', '.join(map(repr, layers[:3]))}{', ...' if layers[3:] else ''} on {device}"
+
+    return allocate_buffers(sizes, device, told)
+
+
+def allocate_buffers(
+    sizes: Sequence[int], device: torch.device, told: Callable[[int], str], *, pin_memory: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """Buffers of so many bytes each, all zero.
+
+    Args:
+        told: what a buffer, given by its number, is for, and where: for the message of an error.
+
+    Raises:
+        OutOfCacheMemoryError: there is too little memory. Nothing stays allocated.
+    """
     torch.empty(0, device=device)  # a device that is not there is another kind of mistake
+
+    def too_little(number: int, free: float) -> OutOfCacheMemoryError:
+        return OutOfCacheMemoryError(
+            f"no memory for {told(number)}: {sizes[number]} bytes are asked for, {free} are free behind the "
+            f"first {sum(sizes[:number])} of the {sum(sizes)} bytes of the cache, of which none stays "
+            "allocated; plan with less"
+        )
+
+    # A CPU's memory is given to whoever asks; who writes to what is not there ends without an exception.
+    room = _free_bytes(device) if device.type == "cpu" else math.inf
+    for number, end in enumerate(accumulate(sizes)):
+        if end > room:
+            raise too_little(number, room - end + sizes[number])
     buffers: list[torch.Tensor] = []
     for number, size in enumerate(sizes):
         try:
             if size > _MOST_BYTES:
                 raise MemoryError("there are no tensors of that size")
-            buffers.append(torch.zeros(size, dtype=torch.int8, device=device))
+            buffers.append(torch.zeros(size, dtype=torch.int8, device=device, pin_memory=pin_memory))
         except (RuntimeError, MemoryError) as error:
             # On a CPU, PyTorch has no exception of its own for it.
             if device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | MemoryError):
                 raise
-            free, before = _free_bytes(device), sum(sizes[:number])
-            tensors = (
-                config.kv_cache_tensors if len(sizes) == 1 else config.kv_cache_tensors[number : number + 1]
-            )
-            layers = [name for tensor in tensors for name in tensor.shared_by]
+            free = _free_bytes(device)
             # The traceback keeps this frame alive, and with it what is still named here.
             buffers.clear()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-            raise OutOfCacheMemoryError(
-                f"no memory for layer {', '.join(map(repr, layers[:3]))}{', ...' if layers[3:] else ''} on "
-                f"{device}: {size} bytes are asked for, {free} are free, {before} of the "
-                f"{sum(sizes)} bytes of the cache were allocated, and are free again; plan with "
-                "less memory"
-            ) from error
+            raise too_little(number, free) from error
     return tuple(buffers)
 
 
@@ -149,7 +175,12 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            [available] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        return int(available) * 1024
+    except (OSError, ValueError):  # all there is: too much rather than too little
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, str]) -> None:

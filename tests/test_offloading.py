@@ -1,5 +1,8 @@
 """Copies between a cache and the host, and who holds blocks meanwhile, on the CPU."""
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from test_layout import BLOCKS, config_of, full, states, window
@@ -11,7 +14,7 @@ from kvref.canonical import (
     like_on_host,
     register_kv_caches,
 )
-from kvref.errors import BlockError, InvalidConfigError, InvalidRequestError
+from kvref.errors import BlockError, InvalidConfigError, InvalidRequestError, OutOfCacheMemoryError
 from kvref.layout import KVCacheLayout
 from kvref.offloading import OffloadingConnector
 from kvref.planning import get_kv_cache_config_from_groups
@@ -231,6 +234,36 @@ def test_memory_on_the_host() -> None:
     for none in (0, -1):
         with pytest.raises(InvalidConfigError, match="give at least 1"):
             like_on_host(caches, none)
+
+
+def test_too_little_memory_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = caches_of(full(), full())
+    monkeypatch.setattr("kvref.tensors._free_bytes", lambda device: 2 * 7 * 96 - 1)
+    like_on_host(caches, 6)
+    with pytest.raises(
+        OutOfCacheMemoryError, match=r"7 blocks on the host.*: 672 bytes .*, 671 are free"
+    ) as no:
+        like_on_host(caches, 7)
+    assert no.value.__cause__ is None
+
+
+def test_memory_on_the_host_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there by number, but not to be had: pinned, say."""
+    caches, zeros = caches_of(full(), full()), torch.zeros
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def once(*arguments: Any, **how: Any) -> torch.Tensor:
+        if kept:
+            raise RuntimeError("CUDA error: out of memory")
+        made: torch.Tensor = zeros(*arguments, **how)
+        kept.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(torch, "zeros", once)
+    with pytest.raises(OutOfCacheMemoryError, match=r"on the host, in canonical tensor 1: 672 bytes") as no:
+        like_on_host(caches, 7)
+    assert isinstance(no.value.__cause__, RuntimeError)
+    assert [each() for each in kept] == [None]
 
 
 def test_host_memory_of_another_form() -> None:

@@ -1,5 +1,7 @@
 """Memory and views, and the canonical view of them, on the CPU."""
 
+import io
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,7 @@ from kvref.planning import (
     get_kv_cache_groups,
 )
 from kvref.specs import EncoderOnlyAttentionSpec
-from kvref.tensors import KVCaches, allocate_kv_cache, bind_kv_cache, init_kv_cache
+from kvref.tensors import KVCaches, _free_bytes, allocate_kv_cache, bind_kv_cache, init_kv_cache
 
 
 def block(caches: KVCaches, layer: str, number: int) -> Any:
@@ -85,6 +87,40 @@ def test_too_little_memory() -> None:
         OutOfCacheMemoryError, match=r"layer 'small' on cpu: \d+ bytes are asked for, \d+ are"
     ):
         allocate_kv_cache(config, "cpu")
+
+
+def test_all_tensors_together_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second layer goes over, though either of them alone would fit: nothing is asked of torch."""
+    config = get_kv_cache_config_from_groups(get_kv_cache_groups({"first": full(), "second": full()}), 3)
+    size = 3 * 96
+    monkeypatch.setattr("kvref.tensors._free_bytes", lambda device: 2 * size)
+    assert allocate_kv_cache(config, "cpu").num_bytes == 2 * size
+    monkeypatch.setattr("kvref.tensors._free_bytes", lambda device: 2 * size - 1)
+    monkeypatch.setattr(torch, "zeros", None)
+    with pytest.raises(OutOfCacheMemoryError, match=f"'second' on cpu: {size} .* {size - 1} are free behind"):
+        allocate_kv_cache(config, "cpu")
+    with pytest.raises(OutOfCacheMemoryError, match="layer 'first', 'second' on cpu"):
+        allocate_kv_cache(config, "cpu", contiguous=True)
+
+
+def test_free_memory_is_what_can_be_had() -> None:
+    """Memory with files that were read is free, too."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    free = _free_bytes(torch.device("cpu"))
+    assert os.sysconf("SC_AVPHYS_PAGES") * page // 2 < free <= os.sysconf("SC_PHYS_PAGES") * page
+
+
+@pytest.mark.parametrize("told", [None, "MemTotal: 5 kB\n"])
+def test_free_memory_where_nobody_tells(monkeypatch: pytest.MonkeyPatch, told: str | None) -> None:
+    def opened(path: str, **how: str) -> io.StringIO:
+        assert path == "/proc/meminfo"
+        if told is None:
+            raise FileNotFoundError(path)
+        return io.StringIO(told)
+
+    monkeypatch.setattr("kvref.tensors.open", opened, raising=False)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert _free_bytes(torch.device("cpu")) == total
 
 
 def test_a_device_that_is_not_there_is_another_mistake() -> None:

@@ -95,8 +95,13 @@ def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor
     """View memory as the layers do.
 
     Args:
-        buffers: int8, one-dimensional, as long as `placement.buffers` says.
+        buffers: int8, one-dimensional, as long as `placement.buffers` says, each from the start of its
+            storage on, all on one device.
+
+    Raises:
+        InvalidConfigError: there are other buffers than these.
     """
+    _check_buffers(buffers, placement.buffers)
     # A buffer as elements of some dtype is made once for all layers.
     typed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     layers: dict[str, KVCache] = {}
@@ -110,6 +115,21 @@ def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor
             views.append(typed[key].as_strided(view.shape, view.strides, offset))
         layers[name] = views if pages.is_recurrent else views[0]
     return KVCaches(placement, tuple(buffers), layers)
+
+
+def _check_buffers(buffers: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
+    if len(buffers) != len(sizes):
+        raise InvalidConfigError(f"{len(buffers)} buffers are given, but {len(sizes)} are placed")
+    for number, (buffer, size) in enumerate(zip(buffers, sizes, strict=True)):
+        start = buffer.storage_offset()
+        if buffer.dtype != torch.int8 or buffer.shape != (size,) or not buffer.is_contiguous() or start:
+            raise InvalidConfigError(
+                f"buffer {number} must be torch.int8 of shape ({size},), contiguous, from the start of its "
+                f"storage on, not {buffer.dtype} of shape {tuple(buffer.shape)} with strides "
+                f"{buffer.stride()}, from element {start} on"
+            )
+    if len(devices := {str(buffer.device): None for buffer in buffers}) > 1:
+        raise InvalidConfigError(f"the buffers are on {len(devices)} devices: {', '.join(devices)}")
 
 
 def _as_elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -11,7 +11,7 @@ from test_layout import BLOCKS, config_of, full, states, window
 
 from kvref.canonical import register_kv_caches
 from kvref.errors import InvalidConfigError, OutOfCacheMemoryError
-from kvref.layout import KVCacheLayout
+from kvref.layout import KVCacheLayout, place_kv_caches
 from kvref.planning import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -19,7 +19,14 @@ from kvref.planning import (
     get_kv_cache_groups,
 )
 from kvref.specs import EncoderOnlyAttentionSpec
-from kvref.tensors import KVCaches, _free_bytes, allocate_kv_cache, bind_kv_cache, init_kv_cache
+from kvref.tensors import (
+    KVCaches,
+    _free_bytes,
+    allocate_kv_cache,
+    bind_kv_cache,
+    init_kv_cache,
+    reshape_kv_cache,
+)
 
 
 def block(caches: KVCaches, layer: str, number: int) -> Any:
@@ -73,6 +80,31 @@ def test_memory_of_an_odd_size() -> None:
     assert [buffer.numel() for buffer in caches.buffers] == [BLOCKS * (96 + 25)]
     block(caches, "layer.0", 2).fill_(1)
     assert not any(bool(block(caches, "layer.1", number).any()) for number in range(BLOCKS))
+
+
+def some_bytes(size: int = BLOCKS * 96, **how: Any) -> torch.Tensor:
+    return torch.zeros(size, **{"dtype": torch.int8, **how})
+
+
+@pytest.mark.parametrize(
+    ("buffers", "said"),
+    [
+        ([some_bytes()], "1 buffers are given, but 2 are placed"),
+        ([some_bytes()] * 3, "3 buffers are given, but 2 are placed"),
+        ([some_bytes(), some_bytes(dtype=torch.uint8)], r"buffer 1 must be torch.int8 .*, not torch.uint8"),
+        ([some_bytes(287), some_bytes()], r"buffer 0 must be .* shape \(288,\).* not .* shape \(287,\)"),
+        ([some_bytes(289), some_bytes()], r"not torch.int8 of shape \(289,\)"),
+        ([some_bytes(), some_bytes().view(BLOCKS, 96)], r"buffer 1 .* not torch.int8 of shape \(3, 96\)"),
+        ([some_bytes(2 * 288)[::2], some_bytes()], r"buffer 0 .* strides \(2,\)"),
+        ([some_bytes(300)[12:], some_bytes()], r"buffer 0 .* from element 12 on"),
+        ([some_bytes(), some_bytes(device="meta")], r"on 2 devices: cpu, meta"),
+    ],
+)
+def test_other_memory_than_was_placed(buffers: list[torch.Tensor], said: str) -> None:
+    placement = place_kv_caches(config_of(full(), full()))
+    with pytest.raises(InvalidConfigError, match=said):
+        reshape_kv_cache(placement, buffers)
+    assert reshape_kv_cache(placement, [some_bytes(), some_bytes()]).layers.keys() == {"layer.0", "layer.1"}
 
 
 def test_no_layers_no_memory() -> None:

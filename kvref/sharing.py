@@ -24,9 +24,23 @@ _SHOWN = 6
 
 
 def get_shared_kv_cache_layers(layers: Mapping[str, object]) -> dict[str, str]:
-    """The target of each layer that shares: what its attribute `kv_sharing_target_layer_name` says."""
-    targets = {name: getattr(layer, "kv_sharing_target_layer_name", None) for name, layer in layers.items()}
-    return {name: target for name, target in targets.items() if target is not None}
+    """The target of each layer that shares: what its attribute `kv_sharing_target_layer_name` says.
+
+    Raises:
+        KVSharingError: it says what is neither a name nor None. Names the layer.
+    """
+    targets: dict[str, str] = {}
+    for name, layer in layers.items():
+        target = getattr(layer, "kv_sharing_target_layer_name", None)
+        if target is None:
+            continue
+        if not isinstance(target, str) or not target:
+            raise KVSharingError(
+                f"layer {name!r} shares the cache of {target!r}, which is no layer's name: say None for a "
+                "layer that does not share"
+            )
+        targets[name] = target
+    return targets
 
 
 def resolve_kv_sharing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -56,6 +57,14 @@ def model_of(targets: Targets, *owners: str) -> dict[str, SimpleNamespace]:
 def test_targets_are_what_layers_say() -> None:
     assert get_shared_kv_cache_layers(model_of({"b": "a", "c": "b"}, "a")) == {"b": "a", "c": "b"}
     assert get_shared_kv_cache_layers({}) == {}
+
+
+@pytest.mark.parametrize("target", ["", 3, ["a"], b"a", False])
+def test_targets_are_names(target: Any) -> None:
+    with pytest.raises(
+        KVSharingError, match=rf"layer 'b' shares the cache of {re.escape(repr(target))}, which"
+    ):
+        get_shared_kv_cache_layers({"a": layer(), "c": layer("a"), "b": layer(target)})
 
 
 def test_targets_lead_to_owners_in_any_order() -> None:

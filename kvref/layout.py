@@ -143,8 +143,9 @@ def place_kv_caches(
         contiguous: have one buffer for all tensors, also where the layout does not ask for it.
 
     Raises:
-        InvalidConfigError: a layer's pages cannot be laid out so. Names it.
+        InvalidConfigError: the layout is none, or a layer's pages cannot be laid out so. Names it.
     """
+    buffers = buffer_sizes(config, layout, contiguous)
     groups, slots = config.kv_cache_groups, config.kv_cache_tensors
     if kernel_block_sizes is not None and len(kernel_block_sizes) != len(groups):
         raise InvalidConfigError(f"{len(kernel_block_sizes)} kernel block sizes for {len(groups)} groups")
@@ -172,11 +173,20 @@ def place_kv_caches(
                     aligned.add((id(page), (start + offset) % _LARGEST_ITEM))
         if contiguous:
             start += sum(slot.size for slot in region)
-    return KVCachePlacement(config, buffer_sizes(config, layout, contiguous), layers)
+    return KVCachePlacement(config, buffers, layers)
 
 
 def buffer_sizes(config: KVCacheConfig, layout: KVCacheLayout, contiguous: bool) -> tuple[int, ...]:
-    """The bytes of each buffer: one for each tensor, or one for all."""
+    """The bytes of each buffer: one for each tensor, or one for all.
+
+    Raises:
+        InvalidConfigError: the layout is none.
+    """
+    if not isinstance(layout, KVCacheLayout):
+        order = layout if isinstance(layout, str) else DEFAULT_LAYOUT.order
+        raise InvalidConfigError(
+            f"a layout is a KVCacheLayout, not {layout!r}: KVCacheLayout({order!r}), say"
+        )
     sizes = [tensor.size for tensor in config.kv_cache_tensors]
     together = contiguous or not layout.is_layer_outermost
     return (sum(sizes),) if together and sizes else tuple(sizes)
@@ -214,8 +224,11 @@ def _check_alignment(name: str, placed: LayerPlacement) -> None:
     for view in placed.pages.views:
         if (placed.offset + view.offset) % view.dtype.itemsize:
             raise InvalidConfigError(
-                f"layer {name!r} would begin at byte {placed.offset + view.offset}, where no {view.dtype} "
-                "can: pad its page, or those before it, to a multiple of its size"
+                f"a state of layer {name!r} would begin at byte {view.offset} of its page, where no "
+                f"{view.dtype} can: list the states with the largest values first"
+                if view.offset % view.dtype.itemsize
+                else f"layer {name!r} would begin at byte {placed.offset + view.offset}, where no "
+                f"{view.dtype} can: pad its page, or those before it, to a multiple of its size"
             )
 
 

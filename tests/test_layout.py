@@ -9,6 +9,7 @@ from kvref.errors import InvalidConfigError
 from kvref.layout import DEFAULT_LAYOUT, KVCacheLayout, LayerPlacement, place_kv_caches
 from kvref.planning import KVCacheConfig, get_kv_cache_config_from_groups, get_kv_cache_groups
 from kvref.specs import FullAttentionSpec, KVCacheSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+from kvref.tensors import allocate_kv_cache
 
 BLOCKS = 3
 
@@ -199,8 +200,28 @@ def test_a_value_that_would_not_be_aligned() -> None:
     byte = full(dtype=torch.uint8, num_kv_heads=1, page_size_padded=25)
     config = config_of(byte, full())
     assert place_kv_caches(config).layers.keys() == {"layer.0", "layer.1"}
-    with pytest.raises(InvalidConfigError, match=r"'layer.1' would begin at byte 75, where no torch.float16"):
+    with pytest.raises(
+        InvalidConfigError, match=r"'layer.1' would begin at byte 75, where no torch.float16 can: pad"
+    ):
         place_kv_caches(config, contiguous=True)
+
+
+def test_states_that_would_not_be_aligned() -> None:
+    """Padding does not help where the states of one page are in each other's way."""
+    dtypes = (torch.float16, torch.float32)
+    config = config_of(MambaSpec(block_size=4, shapes=((3,), (2,)), dtypes=dtypes, page_size_padded=96))
+    said = "a state of layer 'layer.0' would begin at byte 6 of its page, .* largest values first"
+    with pytest.raises(InvalidConfigError, match=said):
+        place_kv_caches(config)
+    assert place_kv_caches(config_of(states())).layers.keys() == {"layer.0"}
+
+
+@pytest.mark.parametrize(("layout", "order"), [("LKBNHC", "LKBNHC"), (None, "LBNHC")])
+def test_a_layout_is_no_string(layout: Any, order: str) -> None:
+    for place in (place_kv_caches, lambda *given: allocate_kv_cache(given[0], "cpu", given[1])):
+        with pytest.raises(InvalidConfigError, match=rf"not {layout!r}: KVCacheLayout\('{order}'\), say"):
+            place(config_of(full()), layout)
+    assert place_kv_caches(config_of(full()), KVCacheLayout(order)).layers.keys() == {"layer.0"}
 
 
 @pytest.mark.parametrize("order", ["BNHC", "LBNHCC", "LBNHX", "lbnhc", ""])

@@ -74,7 +74,7 @@ class OffloadingConnector:
         if name in self._queued or name in self._running:
             raise InvalidRequestError(f"there is a job {name!r} already, which is not done")
         check_blocks(self._device, job.group, [block for block, _ in job.block_pairs])
-        check_blocks(self._host, job.group, [block for _, block in job.block_pairs])
+        check_blocks(self._host, job.group, [block for _, block in job.block_pairs], " on the host")
         self._block_pool.pin(block for block, _ in job.block_pairs)
         self._queued[name] = job
 

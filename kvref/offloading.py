@@ -7,6 +7,7 @@ reuse them).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -60,22 +61,45 @@ class OffloadingConnector:
     def submit_store(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
         """Have blocks copied to the host, given as pairs (block, block on the host).
 
+        Somebody holds the blocks, or they are free and have keys: these are the pool's promise of their
+        content, and from now on the job holds them. A block may be stored twice, not into the same place.
+
         Raises:
-            InvalidRequestError: there is such a job. Nothing has changed.
+            InvalidRequestError: there is such a job, a block on the host is given twice, or a block is null,
+                or free and without keys. Nothing has changed.
             InvalidConfigError: there is no such group, or no such block. Nothing has changed.
         """
         self._submit(job, _Job(True, group, list(block_pairs)))
 
     def submit_load(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
-        """Have blocks copied back from the host. Takes and raises what `submit_store` does."""
+        """Have blocks copied back from the host, given as `submit_store` takes them.
+
+        Somebody holds the blocks: what is loaded into free ones is lost, or replaces what their keys promise.
+        One on the host may be loaded into several.
+
+        Raises:
+            InvalidRequestError: there is such a job, or a block is given twice, or null, or free. Nothing has
+                changed.
+            InvalidConfigError: as `submit_store`.
+        """
         self._submit(job, _Job(False, group, list(block_pairs)))
 
     def _submit(self, name: str, job: _Job) -> None:
         if name in self._queued or name in self._running:
             raise InvalidRequestError(f"there is a job {name!r} already, which is not done")
-        check_blocks(self._device, job.group, [block for block, _ in job.block_pairs])
-        check_blocks(self._host, job.group, [block for _, block in job.block_pairs], " on the host")
-        self._block_pool.pin(block for block, _ in job.block_pairs)
+        blocks, places = [block for block, _ in job.block_pairs], [place for _, place in job.block_pairs]
+        check_blocks(self._device, job.group, blocks)
+        check_blocks(self._host, job.group, places, " on the host")
+        pool, filled = self._block_pool, places if job.is_store else blocks
+        if twice := [block for block, times in Counter(filled).items() if times > 1]:
+            where = " on the host" if job.is_store else ""
+            raise InvalidRequestError(f"job {name!r} would fill blocks {twice}{where} more than once")
+        if pool.null_block in blocks:
+            raise InvalidRequestError(f"job {name!r} has the null block, which has no content: leave it out")
+        free = [block for block in blocks if not pool.get_ref_cnt(block)]
+        if wrong := [block for block in free if not (job.is_store and pool.get_keys(block))]:
+            raise InvalidRequestError(f"job {name!r} has blocks {wrong}, which are free: take them before")
+        pool.pin(blocks)
         self._queued[name] = job
 
     def start_transfers(self) -> None:

@@ -19,6 +19,7 @@ from kvref.layout import KVCacheLayout
 from kvref.offloading import OffloadingConnector
 from kvref.planning import get_kv_cache_config_from_groups
 from kvref.pool import BlockPool
+from kvref.request import Request
 from kvref.specs import KVCacheSpec
 from kvref.tensors import allocate_kv_cache
 
@@ -64,6 +65,7 @@ def one() -> Offloaded:
 
 
 def test_what_is_stored_comes_back(one: Offloaded) -> None:
+    one.pool.get_new_blocks(5)
     before = rows(one.device)
     one.connector.submit_store("out", 0, [(2, 1), (5, 0)])
     assert one.connector.get_finished() == []
@@ -107,6 +109,7 @@ def test_nobody_else_gives_up_what_is_under_way(one: Offloaded) -> None:
 
 
 def test_jobs_are_done_in_their_order_and_only_once_started(one: Offloaded) -> None:
+    one.pool.get_new_blocks(3)
     one.connector.submit_store("first", 0, [(1, 0)])
     one.connector.submit_store("second", 0, [(2, 0)])
     one.connector.start_transfers()
@@ -121,6 +124,7 @@ def test_jobs_are_done_in_their_order_and_only_once_started(one: Offloaded) -> N
 
 @pytest.mark.parametrize("started", [False, True])
 def test_a_job_under_way_is_not_submitted_again(one: Offloaded, started: bool) -> None:
+    one.pool.get_new_blocks(2)
     one.connector.submit_store("out", 0, [(1, 0)])
     if started:
         one.connector.start_transfers()
@@ -146,6 +150,7 @@ def test_a_job_under_way_is_not_submitted_again(one: Offloaded, started: bool) -
 def test_what_is_not_there_is_refused(
     one: Offloaded, group: int, pairs: list[tuple[int, int]], said: str
 ) -> None:
+    one.pool.get_new_blocks(2)
     before = one.picture()
     for submit in (one.connector.submit_store, one.connector.submit_load):
         with pytest.raises(InvalidConfigError, match=said):
@@ -156,11 +161,59 @@ def test_what_is_not_there_is_refused(
     assert one.run() == ["wrong"]
 
 
-def test_the_null_block_is_not_held(one: Offloaded) -> None:
-    one.connector.submit_store("out", 0, [(0, 0)])
-    assert one.pool.get_num_free_blocks() == 7
+@pytest.mark.parametrize(
+    ("operation", "pairs", "said"),
+    [
+        ("store", [(0, 0)], "null block"),
+        ("load", [(1, 0), (0, 1)], "null block"),
+        ("store", [(1, 2), (2, 2)], r"fill blocks \[2\] on the host more than once"),
+        ("load", [(2, 0), (1, 1), (2, 2)], r"fill blocks \[2\] more than once"),
+        ("store", [(1, 0), (4, 1)], r"blocks \[4\], which are free"),
+        ("load", [(4, 0), (3, 1), (1, 2)], r"blocks \[4, 3\], which are free"),
+    ],
+)
+def test_what_nobody_can_mean_is_refused(
+    one: Offloaded, operation: str, pairs: list[tuple[int, int]], said: str
+) -> None:
+    """Blocks 1 and 2 are held, block 3 is free and has a key."""
+    cache_block_3(one.pool)
+    before = one.picture()
+    submit = getattr(one.connector, f"submit_{operation}")
+    with pytest.raises(InvalidRequestError, match=f"'wrong'.*{said}"):
+        submit("wrong", 0, pairs)
+    assert one.picture() == before
+    submit("wrong", 0, [(1, 0), (2, 1)])
+    assert one.run() == ["wrong"]
+
+
+def test_what_the_pool_promises_can_be_stored(one: Offloaded) -> None:
+    cache_block_3(one.pool)
+    one.connector.submit_store("out", 0, [(3, 0)])
+    assert one.pool.get_ref_cnt(3) == 1
+    assert 3 not in one.pool.get_new_blocks(4)
     assert one.run() == ["out"]
-    assert rows(one.host)[0][0] == rows(one.device)[0][0]
+    assert rows(one.host)[0][0] == rows(one.device)[0][3]
+    assert one.pool.get_cached_block(b"hash", [0]) == [3]
+    assert one.pool.get_all_free_blocks() == [3]
+
+
+def test_what_is_read_may_be_given_twice(one: Offloaded) -> None:
+    one.pool.get_new_blocks(2)
+    one.connector.submit_store("out", 0, [(2, 0), (2, 1)])
+    one.connector.submit_load("in", 0, [(1, 1), (2, 1)])
+    assert one.run() == ["out", "in"]
+    first = rows(one.device)[0]
+    assert first[1] == first[2] == rows(one.host)[0][0]
+    assert [one.pool.get_ref_cnt(block) for block in (1, 2)] == [1, 1]
+
+
+def cache_block_3(pool: BlockPool) -> None:
+    """Blocks 1 and 2 are taken, and 3 for a moment, so that it gets a key."""
+    taken = pool.get_new_blocks(3)
+    request = Request("r", [0] * 4)
+    request.block_hashes = [b"hash"]
+    pool.cache_full_blocks(request, taken[2:], 0, 1, 4, 0)
+    pool.free_blocks(taken[2:])
 
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LHBNC", "BLNHC", "LKBNHC"])

@@ -77,6 +77,7 @@ def test_blocks_survive_on_the_host(layout: str) -> None:
     assert pool.get_num_free_blocks() == 7
     for each in device.tensors:
         each.tensor.fill_(-1)
+    pool.get_new_blocks(7)
     connector.submit_load("in", 0, [(1, 3), (6, 0)])
     connector.start_transfers()
     while not connector.get_finished():

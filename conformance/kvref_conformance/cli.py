@@ -23,7 +23,15 @@ from kvref_conformance import baseline as baselines, hosts as releases, matrix a
 from kvref_conformance.check import DEVICES, NoSuchLaw, choose_baseline, loaded, prepare, select_laws
 from kvref_conformance.laws import LAWS
 from kvref_conformance.profile import ProfileError
-from kvref_conformance.report import ForeignDirectory, claim, progress, render, render_laws, write_report
+from kvref_conformance.report import (
+    ForeignDirectory,
+    by_reason,
+    claim,
+    progress,
+    render,
+    render_laws,
+    write_report,
+)
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.report.text import visible, visible_lines
@@ -301,9 +309,9 @@ def doctor(
     click.echo(f"profile      {declared.name or declared.note or 'none'}")
     for line in declared.told():
         click.echo(f"  {line}")
-    for row in planned:
-        what = "declared gap" if row.status is Status.DECLARED_GAP else "left out"
-        click.echo(visible(f"{what:12} {row.title}: {row.message}"))
+    for status, what in ((Status.DECLARED_GAP, "declared gap"), (Status.NOT_APPLICABLE, "left out")):
+        for line in by_reason(row for row in planned if row.status is status):
+            click.echo(visible(f"{what:12} {line}"))
 
 
 @cli.command()

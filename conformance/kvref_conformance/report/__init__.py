@@ -2,11 +2,12 @@
 
 from kvref_conformance.report.files import ForeignDirectory, claim, trace_digest, write_report
 from kvref_conformance.report.progress import Progress, progress
-from kvref_conformance.report.terminal import render, render_laws
+from kvref_conformance.report.terminal import by_reason, render, render_laws
 
 __all__ = [
     "ForeignDirectory",
     "Progress",
+    "by_reason",
     "claim",
     "progress",
     "render",

@@ -214,14 +214,23 @@ def _cell(count: int, style: str) -> Text:
 
 
 def _not_run(result: Result, printer: Printer, status: Status, title: str) -> None:
-    reasons = _grouped(_with(result, status), lambda row: row.message or "no reason given")
-    for number, (reason, rows) in enumerate(reasons.items()):
-        laws = _grouped(rows, lambda row: row.law)
-        told = [law if len(rows) == 1 else f"{law} ({len(rows)} subjects)" for law, rows in laws.items()]
-        lead = title if number == 0 else ""
-        printer.line(f"{lead}{reason}: {', '.join(told)}", indent=0 if number == 0 else 2)
+    reasons = by_reason(_with(result, status))
+    for number, reason in enumerate(reasons):
+        printer.line(f"{'' if number else title}{reason}", indent=2 if number else 0)
     if reasons:
         printer.blank()
+
+
+def by_reason(rows: Iterable[Row]) -> list[str]:
+    """What was not run, a line for each reason: a law is named once, with its subject if that is one."""
+    told = []
+    for reason, group in _grouped(rows, lambda row: row.message or "no reason given").items():
+        laws = _grouped(group, lambda row: row.law)
+        names = [
+            each[0].title if len(each) == 1 else f"{law} ({len(each)} subjects)" for law, each in laws.items()
+        ]
+        told.append(f"{reason}: {', '.join(names)}")
+    return told
 
 
 def _totals(result: Result, printer: Printer) -> None:

@@ -337,6 +337,7 @@ def test_program_needs_the_target_alone(engine: Path) -> None:
     }
     assert {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names} == {"engine"}
     assert "Needs: engine." in source
+    assert "PYTHONPATH" not in source
     assert "Found with engine 1.2" in source
 
 
@@ -458,6 +459,7 @@ def test_factory(engine: Path) -> None:
             "always_broken", trace([saying("echo", 1)]), operations="vendor:M.make", isolated=isolated
         )
         assert outcomes(run(source, engine)) == [[{"value": 1}]]
+        assert "vendor has to be installed, or the folder it lies in to be in PYTHONPATH.\n" in source
     # The usual name, which the program needs for what it makes.
     usual = program("always_broken", trace([saying("echo", 1)]), operations="vendor:target")
     assert run(usual, engine).exit_code == 1

@@ -123,8 +123,10 @@ def stand_alone_program(
     judging = set(closure.chosen)
 
     # ... then what asks the target.
+    where = ""
     if isinstance(operations, str):
         module, factory = _factory(operations)
+        where = f"{module} has to be installed, or the folder it lies in to be in PYTHONPATH.\n"
         first, _, attribute = factory.partition(".")
         alias = "new_target" if first == "target" else ""
         closure.use(_Import(module, first, alias))
@@ -168,6 +170,7 @@ def stand_alone_program(
         f"Why: {law.why}\n"
         f"Found with {target_name} {target_version}; made by kvref.\n\n"
         f"Needs: {', '.join(closure.packages()) or 'Python'}. Run: python THIS_FILE\n"
+        f"{where}"
         "Exit code: 1 the law is broken, 0 it holds, 2 neither could be found out."
     )
     program = _join(docstring, FUTURE, closure.imports(True), f"\n{closure.body(judging)}\n", *rest)

@@ -14,6 +14,11 @@ def test_the_page_of_laws_is_up_to_date() -> None:
     )
 
 
+def test_each_area_has_one_heading() -> None:
+    headings = [line[3:] for line in laws_page(LAWS.values()).splitlines() if line.startswith("## ")]
+    assert headings == list(dict.fromkeys(law.area for law in LAWS.values()))
+
+
 def test_the_page_of_differences_is_up_to_date() -> None:
     told = (DOCS / "differences.md").read_text(encoding="utf-8")
     assert told == differences.page(differences.load()), (

@@ -18,10 +18,12 @@ behaviour under misuse; `kvref check` fails on it with `--strict` only.
 
 
 def laws_page(laws: Iterable[Law]) -> str:
-    """Markdown: each law, why it matters, and where its check, its workload and its fault are."""
+    """Markdown: each law by area, why it matters, and where its check, its workload and its fault are."""
     lines = [_HEAD]
     area = ""
-    for law in laws:
+    laws = list(laws)
+    areas = list(dict.fromkeys(law.area for law in laws))
+    for law in sorted(laws, key=lambda law: areas.index(law.area)):
         if law.area != area:
             area = law.area
             lines.append(f"## {area}\n")

@@ -67,6 +67,7 @@ def memory_for_each_layer() -> ReferenceTarget:
         return (*buffers, *(torch.zeros_like(buffers[0]) for _ in sharers))
 
     break_it(tensors, "_allocate", allocate)
+    break_it(tensors, "_check_buffers", lambda *_: None)
     return ReferenceTarget()
 
 

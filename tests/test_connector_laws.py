@@ -267,6 +267,14 @@ def test_what_was_evicted_has_no_key() -> None:
     assert facets(failed_load, *before[:-1], {**evicted, "outcome": REFUSED}) == ("refused",)
 
 
+def test_a_cache_without_any_keys_has_kept_no_promise() -> None:
+    nothing = [cache(), state(), *LOADING[2:], state(), loaded(8), state()]
+    assert failed_load([nothing]) == 0
+    # The control: any key will do, also one of the end.
+    assert failed_load([[*nothing[:-1], state({2: ["h8/0"]})]]) == 2
+    assert facets(failed_load, *nothing[:-1], state({3: ["h12/0"]})) == ("not loaded",)
+
+
 def test_without_caching_there_is_nothing_to_promise() -> None:
     off = [cache(caching=False), *LOADING[1:], state(), event("cache.evict", blocks=[1]), state()]
     assert failed_load([off]) == 0

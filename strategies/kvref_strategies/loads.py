@@ -100,7 +100,7 @@ WORKLOADS = [
         cache_subjects,
         loads,
         weight=0.4,
-        unobserved="no cache for such layers could be made, or nothing is loaded into it",
+        unobserved="no cache for such layers could be made, nothing is loaded into it, or it never has a key",
         driven=Driven(drawn, drive, CHOICES),
     ),
 ]

@@ -332,6 +332,21 @@ def test_who_may_be_written_to(writer: str, written: int, reader: str, block: in
     assert isolated([[*before, read(reader, block, "0001")]]) == 0
 
 
+def test_what_was_written_stays_though_nobody_has_read_it() -> None:
+    """Once it is known that what the layer writes is there at all."""
+    before = [allocate(), write("a", 2), read("a", 2, "0102"), write("a", 1), write("b", 1)]
+    assert isolated([[*before, read("a", 1, "0102")]]) == 1
+    assert facets(isolated, *before, read("a", 1, "0000")) == ("same block",)
+    assert isolated([[allocate(), write("a", 1), write("b", 1), read("a", 1, "0000")]]) == 0
+    # What is not there at once was not taken away by others.
+    assert isolated([[*before[:4], read("a", 1, "0000")]]) == 0
+    assert isolated([[*before[:4], read("a", 1, "0000"), write("b", 1), read("a", 1, "0000")]]) == 1
+    # Nor by who uses the same cache, or takes turns to.
+    assert isolated([[*before[:4], write("x", 1), read("a", 1, "0000")]]) == 0
+    assert isolated([[*before[:4], write("c", 1), read("a", 1, "0000")]]) == 0
+    assert facets(isolated, *before[:4], write("c", 2), read("a", 1, "0000")) == ("another block",)
+
+
 def test_what_a_refused_write_did_nobody_knows() -> None:
     run = [allocate(), read("b", 1, "0000"), write("a", 1, error("ValueError")), read("b", 1, "0001")]
     assert isolated([run]) == 0

@@ -10,7 +10,7 @@ from conftest import Kvref
 from kvref_conformance.driver import LENGTH, Driver, Example
 from kvref_conformance.explorer import Explorer
 from kvref_conformance.host import describe
-from kvref_conformance.runner import DEPTHS, DRIVEN
+from kvref_conformance.runner import DEPTHS
 from kvref_conformance.stage import Journal, LocalStage
 from kvref_conformance.targets.reference.target import ReferenceTarget
 from kvref_strategies.catalogue import WORKLOADS
@@ -39,7 +39,8 @@ def journal(tmp_path: Path) -> Path:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEPTHS, "standard", 10)
-    monkeypatch.setitem(DRIVEN, "standard", 3)
+    assert MACHINE.driven is not None
+    monkeypatch.setitem(MACHINE.driven.examples, "standard", 3)
 
 
 def test_the_same_seed_makes_the_same_examples(journal: Path) -> None:

@@ -19,13 +19,16 @@ from kvref_strategies.catalogue import WORKLOADS
 BRIEF, ISOLATED_BRIEF = 30, 10
 """Examples for laws that a fault should leave alone; in processes of their own they take much longer."""
 
-CACHE_AREAS = ("manager", "coordinator", "admission", "events")
+CACHE_AREAS = ("manager", "coordinator", "admission", "events", "shadow")
 SHOWN_BY = {
     "manager.state-owned": "MambaSpec",
     "spec.memory-covers-held": "MambaSpec",
     "manager.references": "FullAttentionSpec",
     "manager.written-owned": "FullAttentionSpec",
     "connector.failed-load": "FullAttentionSpec",
+    "shadow.hit-content": "FullAttentionSpec",
+    "shadow.no-foreign-write": "FullAttentionSpec",
+    "admission.preempt-resume": "FullAttentionSpec",
 }
 """The subject that shows a fault of the cache, where it is another one than layers with windows.
 
@@ -33,9 +36,13 @@ Without these, many a fault would be found, reduced and confirmed for every clas
 """
 
 
-ALSO = {"manager.copies-reported": {"manager.window-kept", "manager.written-owned"}}
+ALSO = {
+    "manager.copies-reported": {"manager.window-kept", "manager.written-owned"},
+    "shadow.reads-own": {"shadow.hit-content"},
+    "shadow.no-foreign-write": {"shadow.reads-own", "shadow.hit-content"},
+}
 """Laws that the fault of another cannot but break: who goes on in a shared block writes to it, and what a
-window begins with is lost where a hit is cut."""
+window begins with is lost where a hit is cut. What is written over is read later, found or not."""
 
 
 def check(target: str, *options: Options) -> list[Result]:

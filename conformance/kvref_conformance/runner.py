@@ -32,9 +32,6 @@ from kvref_strategies.workload import Description
 DEPTHS = {"quick": 100, "standard": 500, "deep": 5000}
 """Examples of a workload for one subject, before its weight."""
 
-DRIVEN = {"standard": 20, "deep": 200}
-"""Driven examples of a workload for one subject, at the depths that have any."""
-
 REDUCING_TIMEOUT = 5.0
 """Seconds an operation may take while a trace that hangs is reduced."""
 
@@ -259,7 +256,7 @@ class Runner:
                         description=self._description,
                         seed=self._options.seed,
                         examples=DEPTHS[self._options.depth],
-                        driven=DRIVEN.get(self._options.depth, 0),
+                        driven=_driven(unit, self._options.depth),
                         timeout=self._worker.timeout,
                     )
                 except NotJudged as error:
@@ -509,6 +506,12 @@ class Runner:
             isolated=row.law == ANSWERS.id,
             timeout=self._worker.timeout,
         )
+
+
+def _driven(unit: Unit, depth: str) -> int:
+    """How many driven examples it makes."""
+    driven = unit.workload.driven
+    return 0 if driven is None else driven.examples.get(depth, 0)
 
 
 def _row(law: Law, subject: str, status: Status, message: str = "") -> Row:

@@ -143,6 +143,10 @@ def _is_answer(operation: str, value: Any) -> bool:
             )
         case "pool.get_new_blocks" | "connector.take":
             return _is_numbers(value)
+        case "tensors.compare_slots":
+            return isinstance(value, list) and all(_is_numbers(each) and len(each) == 2 for each in value)
+        case "cache.block_ids":
+            return isinstance(value, list) and all(map(_is_numbers, value))
         case "pool.lookup":
             return value is None or _is_numbers(value)
         case "pool.reset":

@@ -144,6 +144,10 @@ class CachePart(Protocol):
         """
         ...
 
+    def block_ids(self, request: str) -> list[list[int]]:
+        """`get_block_ids`: the table of each group, null blocks included, as the model runner is told."""
+        ...
+
     def cache_blocks(self, request: str, computed: int) -> None:
         """Let so many tokens have keys, once they are there for certain."""
         ...

@@ -86,3 +86,23 @@ class TensorsPart(Protocol):
     def read(self, layer: str, block: int) -> str:
         """The bytes of what the layer keeps in a block, read through its views, in hexadecimal."""
         ...
+
+    # Content by slots, as a model runner has them: the slot of a token is the number of its block times the
+    # block's tokens, plus its place within; that of a recurrent state is the number of its block.
+
+    def write_slots(self, layer: str, slots: Sequence[int], marks: Sequence[int]) -> None:
+        """Fill all that the layer keeps in each slot, through its views, with a mark: a number above 0."""
+        ...
+
+    def copy_slots(self, layer: str, source: Sequence[int], destination: Sequence[int]) -> None:
+        """Copy what the layer keeps in each slot of `source` to the one of `destination`."""
+        ...
+
+    def compare_slots(
+        self, layer: str, slots: Sequence[int], marks: Sequence[int], told: str
+    ) -> list[list[int]]:
+        """Where the layer's views show other marks than these: each place in `slots`, and the mark there.
+
+        It is -1 where there is none, or not everywhere the same. What `told` says is for who reads a trace.
+        """
+        ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -77,14 +77,20 @@ def _group(info: SpecClassInfo, eagle: bool, own_tables: bool, **fields: Any) ->
     }
 
 
-def setups(draw: Draw, description: Description, subject: str, reads_ahead: bool = False) -> Setup:
-    """An engine for layers of the class, alone or beside others of it or of full attention.
+def setups(
+    draw: Draw,
+    description: Description,
+    subject: str,
+    reads_ahead: bool = False,
+    companions: Collection[str] = (COMPANION,),
+) -> Setup:
+    """An engine for layers of the class, alone or beside others of it or of its companions.
 
     With `reads_ahead` some of the layers read one token ahead, where that is possible.
     """
     info = class_info(description, subject)
     kind = kind_of(info)
-    others = [info, *(each for each in description["classes"] if each["name"] == COMPANION)]
+    others = [info, *(each for each in description["classes"] if each["name"] in companions)]
     infos = [info, *draw(st.lists(st.sampled_from(others), max_size=2))]
     kinds = [kind_of(each) for each in infos]
     enable_caching = "CrossAttentionSpec" not in kinds and draw(st.sampled_from([True, True, True, False]))

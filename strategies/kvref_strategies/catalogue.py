@@ -11,6 +11,8 @@ from kvref_strategies import (
     models,
     pools,
     registrations,
+    shadow,
+    shadow_tensors,
     sharing,
     spec_groups,
     spec_objects,
@@ -40,6 +42,8 @@ WORKLOADS: dict[str, Workload] = {
         *sharing.WORKLOADS,
         *connector.WORKLOADS,
         *loads.WORKLOADS,
+        *shadow.WORKLOADS,
+        *shadow_tensors.WORKLOADS,
         *drift.WORKLOADS,
     )
 }

@@ -153,11 +153,16 @@ class Step:
 
 
 class Engine:
-    """Drives the part `cache` of a target, and probes it behind all that may change it."""
+    """Drives the part `cache` of a target, and probes it behind all that may change it.
 
-    def __init__(self, stage: Stage, setup: Setup, offered: list[str]) -> None:
+    With `as_told` it does without the probe: it asks for what the model runner is told, the tables of
+    the requests of each step.
+    """
+
+    def __init__(self, stage: Stage, setup: Setup, offered: list[str], *, as_told: bool = False) -> None:
         self.stage = stage
         self.setup = setup
+        self.as_told = as_told
         self.offered = {name.partition(".")[2] for name in offered if name.startswith("cache.")}
         self.running: list[Request] = []
         self.waiting: list[Request] = []
@@ -217,9 +222,13 @@ class Engine:
     def do(self, operation: str, **arguments: Any) -> Any:
         """The same, and probe what it has changed."""
         answer = self.ask(operation, **arguments)
-        if not self.broken and "state" in self.offered:
+        if not self.broken and not self.as_told and "state" in self.offered:
             self.stage.perform("cache.state")
         return answer
+
+    def _tell_table(self, request: Request) -> None:
+        if self.as_told:
+            self.ask("block_ids", request=request.name)
 
     # What things can be done with.
 
@@ -463,6 +472,7 @@ class Engine:
         if delay:
             request.loading = True
             step.loading.append(request)
+            self._tell_table(request)
             self._progress(request)
             return
         self.waiting.remove(request)
@@ -537,6 +547,8 @@ class Engine:
         if "take_new_block_ids" in self.offered:
             self.ask("take_new_block_ids")
         for each in step.scheduled:
+            self._tell_table(each.request)
+        for each in step.scheduled:
             request = each.request
             request.computed += each.tokens
             request.in_flight += each.tokens
@@ -588,8 +600,7 @@ class Engine:
         places = -(-(request.computed - scheduled) // self.setup.scheduler_block_size)
         if places <= 0:
             return None, False
-        state: dict[str, Any] = self.ask("state") or {"tables": {}}
-        tables = {name: groups[0] for name, groups in state["tables"].items()}
+        tables = self._tables_of_the_first_group()
         others = {block for name in tables if name != request.name for block in tables[name]}
         first = pick(places)
         table = tables.get(request.name, [])[first:]
@@ -601,6 +612,13 @@ class Engine:
         if ends:
             self.do("evict", blocks=sorted(set(table)))
         return request, ends
+
+    def _tables_of_the_first_group(self) -> dict[str, list[int]]:
+        if not self.as_told:
+            state: dict[str, Any] = self.ask("state") or {"tables": {}}
+            return {name: groups[0] for name, groups in state["tables"].items()}
+        names = [request.name for request in (*self.running, *self.waiting, *self.leaving)]
+        return {name: (self.ask("block_ids", request=name) or [[]])[0] for name in names}
 
     def _settle(self, request: Request, each: Scheduled, stale: bool, pick: Pick) -> None:
         accepted = pick(1 + each.drafts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict, TypeVar
 
 from hypothesis.stateful import RuleBasedStateMachine
@@ -82,6 +82,8 @@ class Driven:
     setup: Callable[[Draw, Description, str], dict[str, Any]]
     go: Callable[[Stage, Description, dict[str, Any], Iterable[int]], None]
     choices: int
+    examples: dict[str, int] = field(default_factory=lambda: {"standard": 20, "deep": 200})
+    """How many for a subject, at the depths that have any."""
 
 
 Subjects = Mapping[str, str | None]

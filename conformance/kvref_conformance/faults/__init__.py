@@ -110,6 +110,11 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.sharing:targets_followed_for_ever": "sharing.cycle-refused",
     "kvref_conformance.faults.sharing:unknown_targets_left_out": "sharing.dangling-refused",
     "kvref_conformance.faults.sharing:joined_again": "sharing.grouped-once",
+    "kvref_conformance.faults.shadow:freed_under_a_step": "shadow.reads-own",
+    "kvref_conformance.faults.shadow:salt_not_hashed": "shadow.hit-content",
+    "kvref_conformance.faults.shadow:block_of_two_requests": "shadow.no-foreign-write",
+    "kvref_conformance.faults.shadow:sharer_bound_to_another_owner": "shadow.memory",
+    "kvref_conformance.faults.shadow:block_of_another_for_who_comes_back": "admission.preempt-resume",
     "kvref_conformance.faults.target:merge_ends_the_process": "target.answers",
 }
 """Target name of each fault, and the one law that it breaks."""

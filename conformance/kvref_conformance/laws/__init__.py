@@ -13,6 +13,7 @@ from kvref_conformance.laws import (
     plan,
     pool,
     registry,
+    shadow,
     sharing,
     spec,
     spec_groups,
@@ -49,6 +50,7 @@ LAWS: dict[str, Law] = {
         *canonical.LAWS,
         *sharing.LAWS,
         *connector.LAWS,
+        *shadow.LAWS,
         *drift.LAWS,
         ANSWERS,
     )

@@ -59,6 +59,75 @@ def read_bytes(parts: Sequence[torch.Tensor]) -> str:
     return "".join(bytes(part.flatten().view(torch.uint8).tolist()).hex() for part in parts)
 
 
+MIX = -7046029254386353131
+"""Times a mark, so that its bytes look like chance: odd, so that no two marks look alike."""
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By size: what any value can be copied as."""
+
+
+def write_marks(
+    views: Sequence[torch.Tensor], axes: Sequence[str], slots: Sequence[int], marks: Sequence[int]
+) -> None:
+    """Fill slots with marks, again and again as far as there is room."""
+    for view, letters in zip(views, axes, strict=True):
+        values, index = by_slot(view, letters, slots)
+        size = values[index].shape[1:]
+        bytes_each = size.numel() * values.element_size()
+        filled = mark_bytes(marks, bytes_each, view.device).view(values.dtype)
+        values[index] = filled.view(len(slots), *size)
+
+
+def copy_marks(
+    views: Sequence[torch.Tensor], axes: Sequence[str], source: Sequence[int], destination: Sequence[int]
+) -> None:
+    """Copy slots to others."""
+    for view, letters in zip(views, axes, strict=True):
+        values, index = by_slot(view, letters, source)
+        values[by_slot(view, letters, destination)[1]] = values[index]
+
+
+def compare_marks(
+    views: Sequence[torch.Tensor], axes: Sequence[str], slots: Sequence[int], marks: Sequence[int]
+) -> list[list[int]]:
+    """Places in `slots` that do not hold these marks, each with the mark that is there, or -1."""
+    wrong: dict[int, int] = {}
+    for view, letters in zip(views, axes, strict=True):
+        values, index = by_slot(view, letters, slots)
+        there = values[index].reshape(len(slots), -1).contiguous().view(torch.uint8)
+        differs = (there != mark_bytes(marks, there.shape[1], view.device)).any(dim=1)
+        for place in differs.nonzero().flatten().tolist():
+            wrong.setdefault(place, mark_in(there[place]))
+    return [[place, wrong[place]] for place in sorted(wrong)]
+
+
+def by_slot(view: torch.Tensor, axes: str, slots: Sequence[int]) -> tuple[torch.Tensor, Any]:
+    """A view as integers, with what tells slots apart in front, and where in it the slots are."""
+    letters = [letter for letter in "BN" if letter in axes]
+    values = view.view(INTEGERS[view.element_size()]).movedim(
+        [axes.index(each) for each in letters], [0, 1][: len(letters)]
+    )
+    places = torch.tensor(slots, device=view.device)
+    if len(letters) == 1:
+        return values, (places,)
+    return values, (places // values.shape[1], places % values.shape[1])
+
+
+def mark_bytes(marks: Sequence[int], size: int, device: torch.device) -> torch.Tensor:
+    """So many bytes for each mark: itself, mixed, again and again."""
+    mixed = (torch.tensor(marks, dtype=torch.int64, device=device) * MIX).view(-1, 1).view(torch.uint8)
+    return mixed.repeat(1, -(-size // 8))[:, :size].contiguous()
+
+
+def mark_in(there: torch.Tensor) -> int:
+    """The mark that bytes consist of, or -1. Fewer than eight of them tell the last bytes of it alone."""
+    size = min(8, there.numel())
+    first = int.from_bytes(bytes(there[:size].tolist()), "little")
+    mark = first * pow(MIX, -1, 1 << 64) % (1 << 8 * size)
+    same = torch.equal(there, mark_bytes([mark], there.numel(), there.device)[0])
+    return mark if same and mark else -1
+
+
 def soil(sizes: Sequence[int], device: str) -> None:
     """Leave memory of these sizes to whoever allocates next, and something in it."""
     dirty = [torch.full((size,), 90, dtype=torch.int8, device=device) for size in sizes]

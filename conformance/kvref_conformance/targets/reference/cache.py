@@ -143,6 +143,10 @@ def progress(request: str, computed: int, in_flight: int, output: Sequence[int])
     made.num_computed_tokens, made.num_in_flight_tokens = computed, in_flight
 
 
+def block_ids(request: str) -> list[list[int]]:
+    return list(current().get_block_ids(request))
+
+
 def cache_blocks(request: str, computed: int) -> None:
     current().cache_blocks(request_of(request), computed)
 

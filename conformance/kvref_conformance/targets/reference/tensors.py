@@ -14,12 +14,15 @@ from kvref.specs import AttentionSpec, UniformTypeKVCacheSpecs
 from kvref.target import Caches, LayerTensors, Pair, SpecDescriptor
 from kvref.tensors import init_kv_cache
 from kvref_conformance.targets.memory import (
+    compare_marks,
+    copy_marks,
     is_zero,
     parts_of,
     read_bytes,
     soil,
     view_facts,
     write_bytes,
+    write_marks,
 )
 from kvref_conformance.targets.reference.planner import make_all
 
@@ -119,3 +122,15 @@ def write(layer: str, block: int, seed: int) -> str:
 
 def read(layer: str, block: int) -> str:
     return read_bytes(block_parts(layer, block))
+
+
+def write_slots(layer: str, slots: Sequence[int], marks: Sequence[int]) -> None:
+    write_marks(views_of(layer), axes_of(layer), slots, marks)
+
+
+def copy_slots(layer: str, source: Sequence[int], destination: Sequence[int]) -> None:
+    copy_marks(views_of(layer), axes_of(layer), source, destination)
+
+
+def compare_slots(layer: str, slots: Sequence[int], marks: Sequence[int], told: str) -> list[list[int]]:
+    return compare_marks(views_of(layer), axes_of(layer), slots, marks)

@@ -174,6 +174,10 @@ def progress(request: str, computed: int, in_flight: int, output: Sequence[int])
     made.num_computed_tokens, made.num_in_flight_tokens = computed, in_flight
 
 
+def block_ids(request: str) -> list[list[int]]:
+    return [list(table) for table in CURRENT.manager.get_block_ids(request)]
+
+
 def cache_blocks(request: str, computed: int) -> None:
     CURRENT.manager.cache_blocks(CURRENT.requests[request], computed)
 

@@ -23,12 +23,15 @@ from vllm.v1.worker.gpu import attn_utils
 from kvref.target import Caches, LayerTensors, Pair, SpecDescriptor
 from kvref_conformance.targets.codec import unpadded_page_size
 from kvref_conformance.targets.memory import (
+    compare_marks,
+    copy_marks,
     is_zero,
     parts_of,
     read_bytes,
     soil,
     view_facts,
     write_bytes,
+    write_marks,
 )
 from kvref_conformance.targets.vllm.layers import (
     StateLayer,
@@ -218,3 +221,15 @@ def write(layer: str, block: int, seed: int) -> str:
 
 def read(layer: str, block: int) -> str:
     return read_bytes(block_parts(layer, block))
+
+
+def write_slots(layer: str, slots: Sequence[int], marks: Sequence[int]) -> None:
+    write_marks(views_of(layer), axes_of(layer), slots, marks)
+
+
+def copy_slots(layer: str, source: Sequence[int], destination: Sequence[int]) -> None:
+    copy_marks(views_of(layer), axes_of(layer), source, destination)
+
+
+def compare_slots(layer: str, slots: Sequence[int], marks: Sequence[int], told: str) -> list[list[int]]:
+    return compare_marks(views_of(layer), axes_of(layer), slots, marks)

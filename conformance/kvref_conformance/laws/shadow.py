@@ -1,0 +1,142 @@
+"""The laws of the shadow: what a kernel would read is what the request computed, whatever is inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.laws.shadow_memory import Reading, shadow_of
+from kvref_conformance.results import Level
+
+
+def reads_own(runs: Runs) -> int:
+    """What a request computed, or loaded, is still there when it is read."""
+    shadow = shadow_of(runs[0])
+    _judge(shadow.wrong, lambda each: each.what != "written" and each.position >= each.stay.found)
+    return shadow.readings
+
+
+def hit_content(runs: Runs) -> int:
+    """What was found for a request is there when it is read."""
+    shadow = shadow_of(runs[0])
+    _judge(shadow.wrong, lambda each: each.what != "written" and each.position < each.stay.found)
+    return shadow.hits
+
+
+def no_foreign_write(runs: Runs) -> int:
+    """A step writes to no block that others read."""
+    shadow = shadow_of(runs[0])
+    _judge(shadow.wrong, lambda each: each.what == "written")
+    return shadow.readings
+
+
+def preempt_resume(runs: Runs) -> int:
+    """Who comes back reads what it would have read without having been away."""
+    shadow = shadow_of(runs[0])
+    _judge(shadow.wrong, lambda each: each.what != "written" and each.stay.number > 1)
+    return shadow.resumed
+
+
+def memory_reads_own(runs: Runs) -> int:
+    """What a layer has computed is what it sees, and those see that share its cache."""
+    judged = 0
+    written: dict[int, str] = {}
+    for event in runs[0]:
+        arguments = event["args"]
+        if event["op"] == "tensors.write_slots" and "value" in event["outcome"]:
+            written |= dict.fromkeys(arguments["marks"], arguments["layer"])
+        if event["op"] != "tensors.compare_slots" or "value" not in event["outcome"]:
+            continue
+        judged += 1
+        for place, mark in event["outcome"]["value"]:
+            slot, layer = arguments["slots"][place], arguments["layer"]
+            there = f"what {written[mark]} had written" if mark in written else "what nobody wrote as a whole"
+            if mark in written and mark in arguments["marks"]:
+                there += f", for the place {arguments['marks'].index(mark) - place:+} from there"
+            whose = "another layer's" if written.get(mark, layer) != layer else "other content"
+            raise LawBroken(
+                f"through {layer}, slot {slot}: what was written there for {arguments['told']}",
+                there,
+                (f"{arguments['told'].rpartition(', ')[2]}, {whose if mark in written else 'torn'}",),
+            )
+    return judged
+
+
+def _judge(wrong: list[Reading], concerned: Callable[[Reading], bool]) -> None:
+    for each in filter(concerned, wrong):
+        raise LawBroken(*_in_words(each), (_facet(each),))
+
+
+def _facet(each: Reading) -> str:
+    return f"{each.group.kind}, {each.what}{' for a token that is computed again' if each.again else ''}"
+
+
+def _in_words(each: Reading) -> tuple[str, str]:
+    name = each.stay.request.name
+    again = "" if each.stay.number == 1 else f", in its stay number {each.stay.number}"
+    group = f"group {each.group.number} ({each.group.name})"
+    where = f"in step {each.step}{again}, {group}"
+    if each.what == "written":
+        return (
+            f"{where}: {name} writes position {each.position} to a block that nobody else needs",
+            f"block {each.block}: {each.observed}",
+        )
+    what = "the state behind position" if each.group.kind == "MambaSpec" else "position"
+    found = ", which was found in the cache" if each.position < each.stay.found else ""
+    block = "" if each.block is None else f"block {each.block} holds "
+    return f"{where}: {name} reads {what} {each.position} of its own{found}", f"{block}{each.observed}"
+
+
+LAWS = [
+    Law(
+        id="shadow.reads-own",
+        level=Level.SAFETY,
+        statement=(
+            "At every step, each position that a token attends to holds what that request computed or loaded "
+            "there, where the tables say that it is."
+        ),
+        why="Attention over the content of others answers with other people's text, or with nonsense.",
+        sources=("the engine contract", "vLLM's block tables and slot mappings"),
+        workload="shadow.machine",
+        check=reads_own,
+    ),
+    Law(
+        id="shadow.hit-content",
+        level=Level.SAFETY,
+        statement="Everything that a prefix hit promises is there when it is read.",
+        why="A hit on what is something else, or not there, is an answer to another prompt.",
+        sources=("the engine contract",),
+        workload="shadow.machine",
+        check=hit_content,
+    ),
+    Law(
+        id="shadow.no-foreign-write",
+        level=Level.SAFETY,
+        statement="What a step computes is written to no block that anyone else still reads.",
+        why="Two requests that write to one block spoil each other's content.",
+        sources=("the engine contract",),
+        workload="shadow.machine",
+        check=no_foreign_write,
+    ),
+    Law(
+        id="shadow.memory",
+        level=Level.SAFETY,
+        statement=(
+            "What a layer has written through its views for a token, where the tables say, is what every "
+            "layer that uses its cache reads there through views of its own, until the block is given away."
+        ),
+        why="Kernels see tensors, not tables: a wrong stride or a wrong owner spoils what was counted right.",
+        sources=("vLLM PR 35045", "vLLM PR 36359", "vLLM's block tables and slot mappings"),
+        workload="shadow.memory",
+        check=memory_reads_own,
+    ),
+    Law(
+        id="admission.preempt-resume",
+        level=Level.SAFETY,
+        statement="A request that was preempted reads the same content as one that never was.",
+        why="Preemption happens under load alone, where nobody looks at single answers.",
+        sources=("the engine contract",),
+        workload="shadow.machine",
+        check=preempt_resume,
+    ),
+]

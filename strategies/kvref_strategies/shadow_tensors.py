@@ -1,0 +1,355 @@
+"""The shadow on real memory: what a layer has computed is written through its views, and read through them.
+
+One step at a time, so that a step has run when it is handed over. Blocks that are missing are for the shadow
+without memory to find; here it is told what lies in those that are there, layer by layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvref.target import CacheGroup, SpecDescriptor
+from kvref_strategies.caches import kind_of
+from kvref_strategies.engine import CHOICES, Engine, Pick, Request, Setup, Step
+from kvref_strategies.specs import class_info, declares
+from kvref_strategies.tensors import draw_arguments, draw_layers, tensor_subjects
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+
+WINDOWED = ("SlidingWindowSpec", "SlidingWindowMLASpec")
+
+
+class TensorEngine(Engine):
+    """Writes and reads what a model runner would, with marks in place of keys, values and states.
+
+    A mark is a number for a prefix of tokens and a layer; no two of them are alike.
+
+    Args:
+        layers: of each group, those that have memory, each with those that share it.
+    """
+
+    def __init__(
+        self, stage: Stage, setup: Setup, offered: list[str], layers: list[dict[str, list[str]]]
+    ) -> None:
+        super().__init__(stage, setup, offered, as_told=True)
+        self.layers = layers
+        names = [name for group in layers for name in group]
+        self._layer_number = {name: place for place, name in enumerate(names)}
+        self._prefixes: dict[tuple[Any, ...], int] = {}
+        self._salts: dict[str, str | None] = {}
+        self._tables: dict[str, list[list[int]]] = {}
+        self._content: dict[str, list[int]] = {}
+        self._states: dict[tuple[str, int], int] = {}
+        self._loads: dict[str, tuple[int, int]] = {}
+        self._awaited: set[str] = set()
+        """Requests whose loads have not been written."""
+        self._copies: list[dict[str, int]] = []
+        self._excused: set[str] = set()
+
+    # What is told on the way.
+
+    def ask(self, operation: str, **arguments: Any) -> Any:
+        answer = super().ask(operation, **arguments)
+        name = arguments.get("request", "")
+        if operation == "add":
+            self._salts[name] = arguments["salt"]
+        elif operation == "free":
+            self._forget(name)
+        elif operation == "take_copies":
+            self._copies = answer or []
+        elif operation == "block_ids" and answer is not None:
+            self._tables[name] = answer
+        elif operation == "allocate" and arguments.get("hit") and answer and answer["added"] is not None:
+            found = arguments["hit"]["tokens"]
+            self._loads[name] = (found, found + arguments["external"])
+            self._awaited.add(name)
+        return answer
+
+    def _forget(self, name: str) -> None:
+        for known in (self._tables, self._content, self._loads):
+            known.pop(name, None)
+        self._states = {key: block for key, block in self._states.items() if key[0] != name}
+        self._excused.discard(name)
+        self._awaited.discard(name)
+
+    def _tell_table(self, request: Request) -> None:
+        super()._tell_table(request)
+        if request.loading and self.possible:
+            self._load(request)
+
+    def _spoilt(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
+        request, ends = super()._spoilt(step, pick)
+        if request is not None:
+            self._excused.add(request.name)
+        return request, ends
+
+    def fail(self, request: Request, pick: Pick) -> None:
+        super().fail(request, pick)
+        self._excused.add(request.name)
+
+    # What a step does.
+
+    def close(self, step: Step, pick: Pick) -> None:
+        starts = [(each.request, each.request.computed, each.tokens) for each in step.scheduled]
+        super().close(step, pick)
+        if not self.possible:
+            return
+        self._copy()
+        for request, start, tokens in starts:
+            self._load(request)
+            self._compute(request, start, start + tokens)
+        for request, start, tokens in starts:
+            if request.name not in self._excused:
+                self._check(request, start, start + tokens)
+        for request, start, tokens in starts:
+            self._keep_states(request, start, start + tokens)
+
+    def _settle(self, request: Request, each: Any, stale: bool, pick: Pick) -> None:
+        before = len(request.tokens)
+        super()._settle(request, each, stale, pick)
+        # Drafts that were right have become tokens.
+        content = self._content.get(request.name)
+        if content is not None and self.possible and not stale:
+            end = min(request.computed, len(request.tokens), len(content))
+            true = self._prefix_marks(request)
+            if content[before:end] != true[before:end]:
+                content[before:end] = true[before:end]
+                self._write(request, before, end)
+
+    def _prefix_marks(self, request: Request) -> list[int]:
+        mark = self._mark("salt", self._salts.get(request.name))
+        marks = []
+        for token in request.tokens:
+            mark = self._mark(mark, token)
+            marks.append(mark)
+        return marks
+
+    def _mark(self, *what: Any) -> int:
+        return self._prefixes.setdefault(what, len(self._prefixes) + 1)
+
+    def _compute(self, request: Request, start: int, end: int) -> None:
+        marks = self._prefix_marks(request)[:end]
+        drafts = [self._mark("draft", self.number, len(self._prefixes)) for _ in range(len(marks), end)]
+        self._content[request.name] = [*marks, *drafts]
+        self._write(request, start, end)
+
+    def _load(self, request: Request) -> None:
+        first, end = self._loads.get(request.name, (0, 0))
+        if request.name in self._awaited and first < end:
+            self._awaited.discard(request.name)
+            self._content[request.name] = self._prefix_marks(request)
+            self._write(request, first, end)
+            for number, group in enumerate(self.setup.groups):
+                if _is_recurrent(group):
+                    for place, _, high in _places(group, first, end):
+                        self._write_state(request, number, place, high)
+
+    def _write(self, request: Request, first: int, end: int) -> None:
+        for number, group in enumerate(self.setup.groups):
+            if _is_recurrent(group):
+                continue
+            slots, marks = self._slots(request, number, first, end)
+            for layer in self.layers[number] if slots else ():
+                self._perform("write_slots", layer, slots, self._in_layer(layer, marks))
+
+    def _check(self, request: Request, start: int, end: int) -> None:
+        for number, group in enumerate(self.setup.groups):
+            if _is_recurrent(group):
+                self._check_state(request, number, start)
+                continue
+            first = _first_read(group, start)
+            slots, marks = self._slots(request, number, first, end)
+            told = f"{request.name}, positions {first} to {end - 1}, {group['spec']['class']}"
+            self._compare(number, slots, marks, told)
+
+    def _compare(self, number: int, slots: list[int], marks: list[int], told: str) -> None:
+        for owner, sharers in self.layers[number].items() if slots else ():
+            for layer in (owner, *sharers):
+                self._perform("compare_slots", layer, slots, self._in_layer(owner, marks), told=told)
+
+    def _slots(self, request: Request, number: int, first: int, end: int) -> tuple[list[int], list[int]]:
+        """The places of positions in the blocks of a group, as far as there are blocks, and their marks."""
+        group, table = self.setup.groups[number], self._tables[request.name][number]
+        content, size = self._content[request.name], _size(group)
+        slots, marks = [], []
+        for place, low, high in _places(group, first, end):
+            if place < len(table) and table[place] != self.shape["null"]:
+                slots += [table[place] * size + position % size for position in range(low, high)]
+                marks += content[low:high]
+        return slots, marks
+
+    def _copy(self) -> None:
+        """Blocks that are gone on with elsewhere: what a layer has in one is then in the other, too."""
+        for copy in self._copies:
+            for number, group in enumerate(self.setup.groups):
+                if any(copy["destination"] in table[number] for table in self._tables.values()):
+                    slots = [0] if _is_recurrent(group) else list(range(_size(group)))
+                    source, destination = (
+                        [copy[name] * len(slots) + slot for slot in slots]
+                        for name in ("source", "destination")
+                    )
+                    for layer in self.layers[number]:
+                        self.stage.perform(
+                            "tensors.copy_slots", layer=layer, source=source, destination=destination
+                        )
+        self._copies = []
+
+    # States: one for each block.
+
+    def _write_state(self, request: Request, number: int, place: int, end: int) -> None:
+        table, content = self._tables[request.name][number], self._content[request.name]
+        if place < len(table) and table[place] != self.shape["null"]:
+            for layer in self.layers[number]:
+                marks = self._in_layer(layer, [content[end - 1]])
+                self._perform("write_slots", layer, [table[place]], marks)
+
+    def _check_state(self, request: Request, number: int, start: int) -> None:
+        group, table = self.setup.groups[number], self._tables[request.name][number]
+        place = (start - 1) // _size(group)
+        again = start < self._loads.get(request.name, (0, 0))[1]
+        block = self._states.get((request.name, number), table[place] if 0 <= place < len(table) else -1)
+        if start and not again and block >= 0 and block != self.shape["null"]:
+            told = f"{request.name}, state behind position {start - 1}, {group['spec']['class']}"
+            self._compare(number, [block], [self._content[request.name][start - 1]], told)
+
+    def _keep_states(self, request: Request, start: int, end: int) -> None:
+        for number, group in enumerate(self.setup.groups):
+            if _is_recurrent(group):
+                self._write_state(request, number, (end - 1) // _size(group), end)
+                table = self._tables[request.name][number]
+                if (end - 1) // _size(group) < len(table):
+                    self._states[request.name, number] = table[(end - 1) // _size(group)]
+
+    def _in_layer(self, layer: str, marks: list[int]) -> list[int]:
+        number, layers = self._layer_number[layer], len(self._layer_number)
+        return [mark * layers + number for mark in marks]
+
+    def _perform(self, operation: str, layer: str, slots: list[int], marks: list[int], **told: str) -> None:
+        self.stage.perform(f"tensors.{operation}", layer=layer, slots=slots, marks=marks, **told)
+
+
+def _is_recurrent(group: CacheGroup) -> bool:
+    return group.get("kind") == "MambaSpec"
+
+
+def _size(group: CacheGroup) -> int:
+    return int(group["spec"]["fields"]["block_size"])
+
+
+def _places(group: CacheGroup, first: int, end: int) -> Iterable[tuple[int, int, int]]:
+    size = _size(group)
+    for place in range(first // size, -(-end // size)):
+        yield place, max(first, place * size), min(end, (place + 1) * size)
+
+
+def _first_read(group: CacheGroup, position: int) -> int:
+    if group.get("kind") in WINDOWED:
+        return max(0, position - int(group["spec"]["fields"]["sliding_window"]) + 1)
+    return 0
+
+
+def shadow_engine(stage: Stage, description: Description, drawn: dict[str, Any]) -> TensorEngine | None:
+    """Allocate, and make a cache manager for the groups that this answers; None where either cannot be."""
+    arguments, options = drawn["allocate"], drawn["options"]
+    made = stage.perform("tensors.allocate", **arguments)
+    if "value" not in made:
+        return None
+    owners, sharing = arguments["layers"], dict(arguments["sharing"])
+    layers = [
+        {owner: [name for name in group if sharing.get(name) == owner] for owner in group if owner in owners}
+        for group in made["value"]["groups"]
+    ]
+    groups: list[CacheGroup] = []
+    for group in layers:
+        first = next(iter(group))
+        built = stage.perform("specs.build", spec=owners[first])
+        page = made["value"]["layers"][first]["page_size_bytes"]
+        if "value" not in built or built["value"]["page_size_bytes"] != page:
+            return None  # the plan has changed it
+        kind = kind_of(class_info(description, owners[first]["class"])) or ""
+        groups.append({"spec": owners[first], "eagle": False, "kind": kind})
+    sizes = [_size(group) for group in groups]
+    recurrent = any(_is_recurrent(group) for group in groups)
+    block_size = math.lcm(*sizes)
+    setup = Setup(
+        groups=groups,
+        num_blocks=arguments["num_blocks"],
+        scheduler_block_size=block_size,
+        hash_block_size=math.gcd(*sizes),
+        max_model_len=3 * block_size + 1,
+        max_num_batched_tokens=max(block_size, options["batch"]),
+        drafts=0 if recurrent else options["drafts"],
+        align=block_size if recurrent else None,
+        loads=options["loads"],
+        whole=options["whole"],
+    )
+    return TensorEngine(stage, setup, description["parts"], layers)
+
+
+def _with_kept_states(
+    description: Description, layers: dict[str, SpecDescriptor]
+) -> dict[str, SpecDescriptor]:
+    """The layers, recurrent ones with states that are kept at the ends of steps."""
+    return {
+        name: {**spec, "fields": {**spec["fields"], "mamba_cache_mode": "align"}}
+        if declares(class_info(description, spec["class"]), "mamba_cache_mode")
+        else spec
+        for name, spec in layers.items()
+    }
+
+
+def subjects(description: Description) -> Subjects:
+    modes = description["capabilities"].get("mamba_cache_modes", ["align"])
+    no_states = None if "align" in modes else "its engine keeps no states at the ends of steps"
+    known = tensor_subjects(description)
+    return {
+        name: reason or (no_states if name == "recurrent states" else None) for name, reason in known.items()
+    }
+
+
+def on_memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Allocate, and let an engine go on as it likes."""
+    layers = _with_kept_states(description, draw_layers(draw, stage, description, subject))
+    if not layers:
+        return
+    states = subject != "recurrent states" or description["capabilities"].get("loads_states", True)
+    drawn = {
+        "allocate": {
+            **draw_arguments(draw, description, layers),
+            "num_blocks": draw(st.sampled_from([8, 12, 24])),
+        },
+        "options": {
+            "batch": draw(st.sampled_from([32, 8, 5])),
+            "drafts": draw(st.sampled_from([0, 0, 2])),
+            "loads": bool(states) and draw(st.booleans()),
+            "whole": draw(st.booleans()),
+        },
+    }
+    engine = shadow_engine(stage, description, drawn)
+    if engine is not None:
+        for choice in draw(st.lists(st.integers(0, CHOICES - 1), min_size=20, max_size=60)):
+            engine.go_on(choice)
+
+
+_CACHE = ("create", "add", "lookup", "allocate", "progress", "cache_blocks", "block_ids", "free", "new_step")
+_MEMORY = ("allocate", "write_slots", "compare_slots", "copy_slots")
+
+WORKLOADS = [
+    Workload(
+        "shadow.memory",
+        (
+            "specs",
+            "cache",
+            *(f"cache.{name}" for name in _CACHE),
+            "tensors",
+            *(f"tensors.{name}" for name in _MEMORY),
+        ),
+        subjects,
+        on_memory,
+        weight=0.4,
+        unobserved="no such layers could be allocated, or no cache made for them",
+    ),
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -62,12 +62,15 @@ def read_bytes(parts: Sequence[torch.Tensor]) -> str:
 MIX = -7046029254386353131
 """Times a mark, so that its bytes look like chance: odd, so that no two marks look alike."""
 
+Numbers: TypeAlias = Sequence[int] | torch.Tensor
+"""Slots or marks: a list, or a tensor of them where there are millions."""
+
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By size: what any value can be copied as."""
 
 
 def write_marks(
-    views: Sequence[torch.Tensor], axes: Sequence[str], slots: Sequence[int], marks: Sequence[int]
+    views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbers, marks: Numbers
 ) -> None:
     """Fill slots with marks, again and again as far as there is room."""
     for view, letters in zip(views, axes, strict=True):
@@ -79,7 +82,7 @@ def write_marks(
 
 
 def copy_marks(
-    views: Sequence[torch.Tensor], axes: Sequence[str], source: Sequence[int], destination: Sequence[int]
+    views: Sequence[torch.Tensor], axes: Sequence[str], source: Numbers, destination: Numbers
 ) -> None:
     """Copy slots to others."""
     for view, letters in zip(views, axes, strict=True):
@@ -88,7 +91,7 @@ def copy_marks(
 
 
 def compare_marks(
-    views: Sequence[torch.Tensor], axes: Sequence[str], slots: Sequence[int], marks: Sequence[int]
+    views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbers, marks: Numbers
 ) -> list[list[int]]:
     """Places in `slots` that do not hold these marks, each with the mark that is there, or -1."""
     wrong: dict[int, int] = {}
@@ -101,21 +104,21 @@ def compare_marks(
     return [[place, wrong[place]] for place in sorted(wrong)]
 
 
-def by_slot(view: torch.Tensor, axes: str, slots: Sequence[int]) -> tuple[torch.Tensor, Any]:
+def by_slot(view: torch.Tensor, axes: str, slots: Numbers) -> tuple[torch.Tensor, Any]:
     """A view as integers, with what tells slots apart in front, and where in it the slots are."""
     letters = [letter for letter in "BN" if letter in axes]
     values = view.view(INTEGERS[view.element_size()]).movedim(
         [axes.index(each) for each in letters], [0, 1][: len(letters)]
     )
-    places = torch.tensor(slots, device=view.device)
+    places = torch.as_tensor(slots, device=view.device)
     if len(letters) == 1:
         return values, (places,)
     return values, (places // values.shape[1], places % values.shape[1])
 
 
-def mark_bytes(marks: Sequence[int], size: int, device: torch.device) -> torch.Tensor:
+def mark_bytes(marks: Numbers, size: int, device: torch.device) -> torch.Tensor:
     """So many bytes for each mark: itself, mixed, again and again."""
-    mixed = (torch.tensor(marks, dtype=torch.int64, device=device) * MIX).view(-1, 1).view(torch.uint8)
+    mixed = (torch.as_tensor(marks, dtype=torch.int64, device=device) * MIX).view(-1, 1).view(torch.uint8)
     return mixed.repeat(1, -(-size // 8))[:, :size].contiguous()
 
 

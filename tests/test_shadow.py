@@ -1,0 +1,133 @@
+"""The shadow: what it finds without knowing of anything inside, and what it says of it."""
+
+import io
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kvref_conformance.baseline import NO_BASELINE
+from kvref_conformance.check import loaded
+from kvref_conformance.laws import LAWS, LawBroken
+from kvref_conformance.laws.shadow_memory import shadow_of
+from kvref_conformance.report import progress
+from kvref_conformance.results import Row, Status
+from kvref_conformance.runner import Options
+from kvref_conformance.stage import SwiftStage
+from kvref_conformance.targets.reference.target import ReferenceTarget
+from kvref_conformance.worker import Worker
+from kvref_strategies.catalogue import WORKLOADS
+from kvref_strategies.engine import Engine, Setup
+
+ORACLE = tuple(law for law in LAWS if law.startswith("shadow."))
+
+SECONDS = 60
+"""In which each fault is found, reduced and confirmed; it takes a few."""
+
+MANY = {"hit_longer_in_one_group", "drafts_get_keys"}
+"""Faults that it takes hundreds of long examples to show."""
+
+FAULTS = [
+    ("manager:window_freed_one_block_early", "shadow.reads-own", "SlidingWindowSpec"),
+    ("shadow:block_of_two_groups", "shadow.reads-own", "FullAttentionSpec"),
+    ("shadow:found_blocks_handed_out", "shadow.hit-content", "FullAttentionSpec"),
+    ("shadow:hit_longer_in_one_group", "shadow.hit-content", "SlidingWindowSpec"),
+    ("shadow:salt_not_hashed", "shadow.hit-content", "FullAttentionSpec"),
+    ("shadow:sharer_bound_to_another_owner", "shadow.memory", "attention"),
+    ("shadow:blocks_too_close", "shadow.memory", "attention"),
+    ("shadow:state_of_the_block_before", "shadow.hit-content", "MambaSpec"),
+    ("shadow:drafts_get_keys", "shadow.hit-content", "FullAttentionSpec"),
+    ("shadow:freed_under_a_step", "shadow.reads-own", "SlidingWindowSpec"),
+]
+
+
+def check(target: str, subject: str) -> list[Row]:
+    """What the laws of the shadow say, and no others."""
+    with progress(Console(file=io.StringIO())) as watcher, loaded(Worker(target), ORACLE, watcher) as one:
+        options = Options(laws=ORACLE, subjects=(subject,), depth="standard", jobs=2)
+        return one.check(options, NO_BASELINE, watcher).rows
+
+
+@pytest.mark.parametrize(("fault", "law", "subject"), FAULTS)
+def test_the_shadow_alone_finds(fault: str, law: str, subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = WORKLOADS["shadow.machine"].driven
+    assert driven is not None
+    monkeypatch.setitem(driven.examples, "standard", 400 if fault.partition(":")[2] in MANY else 40)
+    start = time.monotonic()
+    rows = check(f"kvref_conformance.faults.{fault}", subject)
+    assert time.monotonic() - start < SECONDS
+    found = [row for row in rows if row.status is Status.BROKEN]
+    assert law in {row.law for row in found}
+    assert all(row.program for row in found)
+
+
+@pytest.mark.parametrize("subject", ["SlidingWindowSpec", "MambaSpec", "several classes", "windows"])
+def test_it_finds_nothing_in_the_reference(subject: str) -> None:
+    rows = [row for row in check("reference", subject) if row.status is not Status.NOT_APPLICABLE]
+    assert rows
+    assert {row.status for row in rows} == {Status.HOLDS}
+    assert all(row.examples for row in rows)
+
+
+FULL: Any = {
+    "class": "FullAttentionSpec",
+    "fields": {"block_size": 2, "num_kv_heads": 1, "head_size": 8, "dtype": "torch.float16"},
+}
+OPERATIONS = [
+    f"cache.{name}" for name in ("add", "lookup", "allocate", "progress", "block_ids", "free", "new_step")
+]
+
+
+def two_requests() -> SwiftStage:
+    """One computes a prompt of four tokens, and goes; another one begins with the same."""
+    stage = SwiftStage(ReferenceTarget())
+    setup = Setup([{"spec": FULL, "eagle": False, "kind": "FullAttentionSpec"}], 10, 2, 2, 16, 16)
+    engine = Engine(stage, setup, OPERATIONS, as_told=True)
+    engine.finish(engine.submit([0, 0, 0, 0], 1))
+    engine.finish(engine.submit([0, 0, 0, 0, 1], 1))
+    return stage
+
+
+def events_with(stage: SwiftStage, number: int, **changed: Any) -> list[dict[str, Any]]:
+    """The events, the answer to the n-th question for tables replaced."""
+    told = [place for place, event in enumerate(stage.runs[0]) if event["op"] == "cache.block_ids"]
+    events = [dict(event) for event in stage.runs[0]]
+    events[told[number]]["outcome"] = {"value": changed["tables"]}
+    return events
+
+
+def test_what_is_right_is_found_right() -> None:
+    shadow = shadow_of(two_requests().runs[0])
+    assert shadow.wrong == []
+    assert (shadow.readings, shadow.hits, shadow.resumed) == (2 + 3, 1, 0)
+
+
+def test_the_story_of_a_wrong_hit() -> None:
+    """Which request, kind, position and block; what is there, who wrote it, and when."""
+    stage = two_requests()
+    [_, (first, second, last)] = [
+        event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"
+    ]
+    for tables, observed in (
+        ([[second, first, last]], f"block {second} holds position 2 of r1, written by r1 in step 1"),
+        ([[7, second, last]], "block 7 holds nothing ever written"),
+        ([[0, second, last]], "the null block"),
+    ):
+        with pytest.raises(LawBroken) as broken:
+            LAWS["shadow.hit-content"].check([events_with(stage, 1, tables=tables)])
+        expected = "in step 2, group 0 (FullAttentionSpec): r2 reads position 0 of its own, which was found"
+        assert broken.value.expected.startswith(expected)
+        assert broken.value.observed == observed
+        LAWS["shadow.reads-own"].check([events_with(stage, 1, tables=tables)])
+
+
+def test_the_story_of_a_table_that_is_too_short() -> None:
+    stage = two_requests()
+    [_, (first, second, _)] = [
+        event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"
+    ]
+    with pytest.raises(LawBroken) as broken:
+        LAWS["shadow.reads-own"].check([events_with(stage, 1, tables=[[first, second]])])
+    assert "r2 reads position 4 of its own" in broken.value.expected
+    assert broken.value.observed == "no block"

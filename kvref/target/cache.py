@@ -110,8 +110,18 @@ class CachePart(Protocol):
         """Make a new cache with so many blocks, the null block included, without any request."""
         ...
 
-    def add(self, request: str, tokens: Sequence[int], max_tokens: int, salt: str | None) -> None:
-        """Let there be a request with this prompt, that gets at most `max_tokens` more."""
+    def add(
+        self,
+        request: str,
+        tokens: Sequence[int],
+        max_tokens: int,
+        salt: str | None,
+        adapter: str | None = None,
+    ) -> None:
+        """Let there be a request with this prompt, that gets at most `max_tokens` more.
+
+        There is an adapter only where the target declares "adapter" among its `contents`.
+        """
         ...
 
     def lookup(self, request: str) -> Hit:

@@ -75,6 +75,8 @@ class Setup:
     """The most tokens of a request that are computed in a step with others."""
     priority: bool = False
     """Whether another request than the last one may have to make room."""
+    adapters: bool = False
+    """Whether there are requests for a model with an adapter, and the same ones without."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -301,6 +303,7 @@ class Engine:
         length = 1 + pick(self.setup.max_model_len - 1)
         kind = pick(8)
         tokens, salt = [kind % 2] * length, salts[pick(4)]
+        adapter = "adapter" if self.setup.adapters and pick(4) == 3 else None
         if self.prompts and kind > 1:
             known, salt = self.prompts[-1 - pick(len(self.prompts))]
             shared = len(known) if kind > 4 else min(length, len(known))
@@ -309,20 +312,34 @@ class Engine:
         if (tokens, salt) not in self.prompts:
             self.prompts.append((tokens, salt))
         most = self.setup.max_encoder_tokens
-        self.submit(tokens, more, salt, encoder=1 + pick(most) if most else 0)
+        self.submit(tokens, more, salt, adapter, encoder=1 + pick(most) if most else 0)
 
-    def submit(self, tokens: list[int], more: int, salt: str | None = None, encoder: int = 0) -> Request:
+    def submit(
+        self,
+        tokens: list[int],
+        more: int,
+        salt: str | None = None,
+        adapter: str | None = None,
+        encoder: int = 0,
+    ) -> Request:
         """A new request that ends after so many more tokens, if not before."""
         self.number += 1
         more = min(more, self.setup.max_model_len - len(tokens))
-        return self.add(f"r{self.number}", tokens, more, salt, encoder)
+        return self.add(f"r{self.number}", tokens, more, salt, adapter, encoder)
 
     def add(
-        self, request: str, tokens: list[int], max_tokens: int, salt: str | None, encoder: int = 0
+        self,
+        request: str,
+        tokens: list[int],
+        max_tokens: int,
+        salt: str | None,
+        adapter: str | None = None,
+        encoder: int = 0,
     ) -> Request:
         added = Request(request, tokens, len(tokens) + max_tokens, encoder=encoder)
         self.waiting.append(added)
-        self.ask("add", request=request, tokens=tokens, max_tokens=max_tokens, salt=salt)
+        more = {} if adapter is None else {"adapter": adapter}
+        self.ask("add", request=request, tokens=tokens, max_tokens=max_tokens, salt=salt, **more)
         return added
 
     def finish(self, request: Request, hows: Sequence[int] = ()) -> None:

@@ -6,7 +6,7 @@ A subject is a class, or `HYBRID`: groups of several classes, as models with dif
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -37,9 +37,11 @@ def shadow_subjects(description: Description) -> Subjects:
 def shadow_setups(draw: Draw, description: Description, subject: str) -> Setup:
     """An engine for layers of the class, beside others as in `setups`, or beside any."""
     if subject != HYBRID:
-        return setups(draw, description, subject)
-    classes = _of_decoders(description)
-    return setups(draw, description, draw(st.sampled_from(classes)), companions=classes)
+        setup = setups(draw, description, subject)
+    else:
+        classes = _of_decoders(description)
+        setup = setups(draw, description, draw(st.sampled_from(classes)), companions=classes)
+    return replace(setup, adapters="adapter" in description["capabilities"].get("contents", ()))
 
 
 class ShadowMachine(Machine):

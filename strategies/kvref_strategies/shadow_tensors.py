@@ -39,7 +39,7 @@ class TensorEngine(Engine):
         names = [name for group in layers for name in group]
         self._layer_number = {name: place for place, name in enumerate(names)}
         self._prefixes: dict[tuple[Any, ...], int] = {}
-        self._salts: dict[str, str | None] = {}
+        self._salts: dict[str, list[str | None]] = {}
         self._tables: dict[str, list[list[int]]] = {}
         self._content: dict[str, list[int]] = {}
         self._states: dict[tuple[str, int], int] = {}
@@ -55,7 +55,7 @@ class TensorEngine(Engine):
         answer = super().ask(operation, **arguments)
         name = arguments.get("request", "")
         if operation == "add":
-            self._salts[name] = arguments["salt"]
+            self._salts[name] = [arguments["salt"], arguments.get("adapter")]
         elif operation == "free":
             self._forget(name)
         elif operation == "take_copies":
@@ -120,7 +120,7 @@ class TensorEngine(Engine):
                 self._write(request, before, end)
 
     def _prefix_marks(self, request: Request) -> list[int]:
-        mark = self._mark("salt", self._salts.get(request.name))
+        mark = self._mark("salt", *self._salts[request.name])
         marks = []
         for token in request.tokens:
             mark = self._mark(mark, token)
@@ -285,6 +285,7 @@ def shadow_engine(stage: Stage, description: Description, drawn: dict[str, Any])
         align=block_size if recurrent else None,
         loads=options["loads"],
         whole=options["whole"],
+        adapters="adapter" in description["capabilities"].get("contents", ()),
     )
     return TensorEngine(stage, setup, description["parts"], layers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvref_conformance.laws.core import Law, LawBroken, Runs
-from kvref_conformance.laws.shadow_memory import Reading, shadow_of
+from kvref_conformance.laws.shadow_blocks import Reading, shadow_of
 from kvref_conformance.results import Level
 
 

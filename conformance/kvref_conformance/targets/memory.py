@@ -69,9 +69,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By size: what any value can be copied as."""
 
 
-def write_marks(
-    views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbers, marks: Numbers
-) -> None:
+def write_marks(views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbers, marks: Numbers) -> None:
     """Fill slots with marks, again and again as far as there is room."""
     for view, letters in zip(views, axes, strict=True):
         values, index = by_slot(view, letters, slots)

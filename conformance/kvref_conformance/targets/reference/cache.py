@@ -94,8 +94,10 @@ def hash_name(block_hash: bytes) -> str:
     return block_hash[:6].hex()
 
 
-def add(request: str, tokens: Sequence[int], max_tokens: int, salt: str | None) -> None:
-    CURRENT.requests[request] = Request(request, tokens, CURRENT.hasher, cache_salt=salt)
+def add(
+    request: str, tokens: Sequence[int], max_tokens: int, salt: str | None, adapter: str | None = None
+) -> None:
+    CURRENT.requests[request] = Request(request, tokens, CURRENT.hasher, adapter=adapter, cache_salt=salt)
 
 
 def lookup(request: str) -> Hit:

@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
 from kvref.target import Allocation, CacheEvent, CacheGroup, CacheShape, CacheState, Copy, Hit
+from kvref_conformance.targets.vllm.hashing import adapter_named
 from kvref_conformance.targets.vllm.pool import hash_name, numbers, state_of
 from kvref_conformance.targets.vllm.specs import make
 
@@ -113,12 +114,15 @@ def objects(blocks: Sequence[int]) -> list[Any]:
     return [CURRENT.manager.block_pool.blocks[block] for block in blocks]
 
 
-def add(request: str, tokens: Sequence[int], max_tokens: int, salt: str | None) -> None:
+def add(
+    request: str, tokens: Sequence[int], max_tokens: int, salt: str | None, adapter: str | None = None
+) -> None:
     CURRENT.requests[request] = Request(
         request_id=request,
         prompt_token_ids=list(tokens),
         sampling_params=SamplingParams(max_tokens=max_tokens),
         pooling_params=None,
+        lora_request=adapter_named(adapter),
         cache_salt=salt,
         block_hasher=CURRENT.hasher,
     )

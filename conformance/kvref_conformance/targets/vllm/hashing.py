@@ -60,21 +60,25 @@ def embeddings_of(content: Content, prompt: list[int]) -> dict[str, Any]:
     }
 
 
+def adapter_named(name: str | None) -> Any:
+    if not name:
+        return None
+    return LoRARequest(
+        lora_name=text(name),
+        lora_int_id=int.from_bytes(name.encode(), "big") + 1,
+        lora_path=f"/adapters/{name}",
+    )
+
+
 def request_of(content: Content, hash_block_size: int) -> Any:
     tokens, generated = content["tokens"], content.get("generated", 0)
     kv_cache_utils.init_none_hash(sha256)
-    adapter = content.get("adapter")
     request = Request(
         request_id="request",
         sampling_params=SamplingParams(max_tokens=16),
         pooling_params=None,
         mm_features=features_of(content),
-        lora_request=adapter
-        and LoRARequest(
-            lora_name=text(adapter),
-            lora_int_id=int.from_bytes(adapter.encode(), "big") + 1,
-            lora_path=f"/adapters/{adapter}",
-        ),
+        lora_request=adapter_named(content.get("adapter")),
         cache_salt=text(content.get("salt")),
         block_hasher=kv_cache_utils.get_request_block_hasher(hash_block_size, sha256),
         **embeddings_of(content, tokens[: len(tokens) - generated]),

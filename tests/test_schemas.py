@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvref_conformance.results import Level, Status, Verdict
-from kvref_conformance.schemas import BASELINE, REPORT, TRACE, InvalidDocument, Name, schema, validate
+from kvref_conformance.schemas import BASELINE, FUZZ, REPORT, TRACE, InvalidDocument, Name, schema, validate
 
 NAMES: tuple[Name, ...] = get_args(Name)
 RUNS = [{"flags": ["-O"], "operations": [{"op": "specs.build", "args": {"spec": {}}}]}]
@@ -100,12 +100,48 @@ def profile() -> dict[str, Any]:
     }
 
 
-DOCUMENTS = {"trace": trace, "baseline": baseline, "report": report, "profile": profile}
+def fuzz() -> dict[str, Any]:
+    return {
+        "schema": "kvref.fuzz/1",
+        "target": {"name": "vllm", "version": "0.32.0"},
+        "seed": 0,
+        "round": 3,
+        "done": ["shadow.machine [MambaSpec]"],
+        "seconds": 41.2,
+        "counted": {
+            "examples": 37,
+            "steps": 400,
+            "seconds": 0.3,
+            "driven_examples": 7,
+            "driven_steps": 4000,
+            "driven_seconds": 0.2,
+            "behaviours": {"hits": 12},
+        },
+        "findings": [
+            {
+                "law": "spec.merge-identity",
+                "subject": "MLAAttentionSpec",
+                "facet": "alignment",
+                "status": "unfinished",
+                "reduced": False,
+                "seed": "0/3",
+                "unit": "spec.pairs [MLAAttentionSpec]",
+                "message": "",
+                "expected": "merge([s]) == s",
+                "observed": "alignment is None",
+                "trace": "traces/spec.merge-identity-1a2b3c4d.json",
+                "repro": None,
+            }
+        ],
+    }
+
+
+DOCUMENTS = {"trace": trace, "baseline": baseline, "report": report, "profile": profile, "fuzz": fuzz}
 
 
 def test_every_shipped_schema_is_a_schema_and_has_a_document_here() -> None:
     assert set(NAMES) == set(DOCUMENTS)
-    versions: dict[Name, str] = {"report": REPORT, "trace": TRACE, "baseline": BASELINE}
+    versions: dict[Name, str] = {"report": REPORT, "trace": TRACE, "baseline": BASELINE, "fuzz": FUZZ}
     for name, versioned in versions.items():
         document = schema(name)
         Draft202012Validator.check_schema(document)

@@ -1,4 +1,4 @@
-"""The command line: `kvref check | laws | doctor | replay | hosts | matrix`."""
+"""The command line: `kvref check | fuzz | laws | doctor | replay | hosts | matrix`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import errno
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,8 @@ from rich.console import Console
 import kvref
 from kvref_conformance import baseline as baselines, hosts as releases, matrix as matrices, schemas
 from kvref_conformance.check import DEVICES, NoSuchLaw, choose_baseline, loaded, prepare, select_laws
+from kvref_conformance.findings import Store
+from kvref_conformance.fuzz import Fuzz
 from kvref_conformance.laws import LAWS
 from kvref_conformance.profile import ProfileError
 from kvref_conformance.report import (
@@ -33,8 +36,9 @@ from kvref_conformance.report import (
     write_report,
 )
 from kvref_conformance.report.files import report_document
+from kvref_conformance.report.fuzzing import render_fuzz, watching
 from kvref_conformance.report.lawbook import laws_page
-from kvref_conformance.report.text import visible, visible_lines
+from kvref_conformance.report.text import slug, visible, visible_lines
 from kvref_conformance.results import EXIT_CODES, EXIT_USAGE, Status, Verdict
 from kvref_conformance.runner import DEPTHS, NoSuchSubject, Options
 from kvref_conformance.session import NotJudged
@@ -115,41 +119,90 @@ def _writable(context: click.Context, parameter: click.Parameter, value: Path | 
     return value
 
 
-def _target_options(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(
-        (
-            click.argument("target", required=False),
-            click.option(
-                "--profile",
-                metavar="FILE|none",
-                help="What the vendor declares; by default kvref.toml, or [tool.kvref] in pyproject.toml.",
-            ),
-            click.option("--python", help="Interpreter that loads the target; by default this one."),
-            click.option(
-                "--path",
-                "paths",
-                multiple=True,
-                type=click.Path(exists=True, file_okay=False),
-                help="Folder to import from first, such as another release of vLLM. Can be repeated.",
-            ),
-            click.option(
-                "--stub",
-                "stubs",
-                multiple=True,
-                metavar="NAME",
-                help="Package for hardware that is not here; the plugin gets mocks. Can be repeated.",
-            ),
-            click.option(
-                "--timeout",
-                default=30.0,
-                show_default=True,
-                callback=_seconds,
-                help="Seconds one operation may take; loading the target may take ten times that.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+def _duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    told = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
+    if told is None or not float(told[1]):
+        raise click.BadParameter("give a time such as 30s, 10m or 2h")
+    return float(told[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[told[2]]
+
+
+_Command = Callable[..., None]
+
+
+def _with(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_target_options = _with(
+    click.argument("target", required=False),
+    click.option(
+        "--profile",
+        metavar="FILE|none",
+        help="What the vendor declares; by default kvref.toml, or [tool.kvref] in pyproject.toml.",
+    ),
+    click.option("--python", help="Interpreter that loads the target; by default this one."),
+    click.option(
+        "--path",
+        "paths",
+        multiple=True,
+        type=click.Path(exists=True, file_okay=False),
+        help="Folder to import from first, such as another release of vLLM. Can be repeated.",
+    ),
+    click.option(
+        "--stub",
+        "stubs",
+        multiple=True,
+        metavar="NAME",
+        help="Package for hardware that is not here; the plugin gets mocks. Can be repeated.",
+    ),
+    click.option(
+        "--timeout",
+        default=30.0,
+        show_default=True,
+        callback=_seconds,
+        help="Seconds one operation may take; loading the target may take ten times that.",
+    ),
+)
+
+_laws_option = click.option(
+    "--laws", "patterns", multiple=True, metavar="GLOB", help="Only these laws, e.g. 'spec.*'."
+)
+_subjects_option = click.option(
+    "--subjects", multiple=True, metavar="GLOB", help="Only these, e.g. 'SlidingWindow*'."
+)
+_depth_option = click.option(
+    "--depth",
+    type=click.Choice(list(DEPTHS)),
+    default="quick",
+    show_default=True,
+    help=f"Examples for each law and subject: {', '.join(f'{d} {n}' for d, n in DEPTHS.items())}.",
+)
+_seed_option = click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
+_device_option = click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default=DEVICES[0],
+    show_default=True,
+    help="Where tensors live.",
+)
+_jobs_option = click.option(
+    "-n",
+    "jobs",
+    type=click.IntRange(min=1),
+    default=min(os.cpu_count() or 1, 8),
+    show_default=True,
+    help="Units of work at a time.",
+)
+_baseline_option = click.option(
+    "--baseline",
+    metavar="FILE|none",
+    help="Known deviations; by default those shipped for the target's version, if any.",
+)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -165,42 +218,19 @@ def cli() -> None:
 
 @cli.command()
 @_target_options
-@click.option("--laws", "patterns", multiple=True, metavar="GLOB", help="Only these laws, e.g. 'spec.*'.")
-@click.option("--subjects", multiple=True, metavar="GLOB", help="Only these, e.g. 'SlidingWindow*'.")
-@click.option(
-    "--depth",
-    type=click.Choice(list(DEPTHS)),
-    default="quick",
-    show_default=True,
-    help=f"Examples for each law and subject: {', '.join(f'{d} {n}' for d, n in DEPTHS.items())}.",
-)
+@_laws_option
+@_subjects_option
+@_depth_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after this long.")
-@click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
-@click.option(
-    "--device",
-    type=click.Choice(DEVICES),
-    default=DEVICES[0],
-    show_default=True,
-    help="Where tensors live.",
-)
+@_seed_option
+@_device_option
 @click.option(
     "--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to."
 )
-@click.option(
-    "-n",
-    "jobs",
-    type=click.IntRange(min=1),
-    default=min(os.cpu_count() or 1, 8),
-    show_default=True,
-    help="Units of work at a time.",
-)
+@_jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of tables.")
 @click.option("--strict", is_flag=True, help="Broken robustness laws count, too.")
-@click.option(
-    "--baseline",
-    metavar="FILE|none",
-    help="Known deviations; by default those shipped for the target's version, if any.",
-)
+@_baseline_option
 @click.option(
     "--save-baseline",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -258,6 +288,96 @@ def check(
     else:
         render(result, Console(), report)
     context.exit(EXIT_CODES[result.verdict])
+
+
+@cli.command()
+@_target_options
+@click.option(
+    "--for",
+    "seconds",
+    metavar="TIME",
+    default="10m",
+    show_default=True,
+    callback=_duration,
+    help="How long, e.g. 30s, 10m, 2h. What is being reduced then gets a minute more.",
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to keep findings and progress in; by default kvref-fuzz/TARGET-VERSION.",
+)
+@_laws_option
+@_subjects_option
+@_seed_option
+@_device_option
+@_jobs_option
+@_baseline_option
+@click.pass_context
+def fuzz(
+    context: click.Context,
+    target: str | None,
+    profile: str | None,
+    python: str | None,
+    paths: tuple[str, ...],
+    stubs: tuple[str, ...],
+    timeout: float,
+    seconds: float,
+    directory: Path | None,
+    patterns: tuple[str, ...],
+    subjects: tuple[str, ...],
+    seed: int,
+    device: str,
+    jobs: int,
+    baseline: str | None,
+) -> None:
+    """Search TARGET for broken laws until time is up, with other examples in each round.
+
+    Hypothesis draws for breadth, and reduces what breaks; long examples made of numbers give depth, where a
+    workload has them. A way of breaking a law for a subject is saved the moment it is seen, in the folder
+    (--dir), and told once: first as it was found, then reduced, with a program that shows it alone. Known
+    deviations (--baseline) are not told. The same command goes on where it was, however it ended.
+
+    \b
+      kvref fuzz vllm --for 8h                              overnight, all laws
+      kvref fuzz vllm --laws 'shadow.*' --for 30m           end to end: does each request read its own?
+      kvref replay DIR/traces/LAW-DIGEST.json vllm          show a finding again
+    Remove the trace of a finding to have it searched anew.
+
+    \b
+    Exit codes:  0    nothing was found, up to now, in this folder
+                 1    something was
+                 2    bad usage, or the target, the profile or the folder cannot be used
+                 130  interrupted; what was found is in the folder
+    """
+    laws = select_laws(patterns)
+    options = Options(laws, seed=seed, jobs=jobs, subjects=subjects)
+    worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
+    interrupted = False
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        with progress(console) as watcher:
+            one = stack.enter_context(loaded(worker, laws, watcher, declared, device=device))
+            runner = one.runner(options, watcher)
+            runner.check_subjects()
+            if not runner.has_work():
+                raise click.UsageError("none of these laws applies to the target; 'kvref doctor' tells why")
+            version = one.description["version"]
+            folder = directory or Path("kvref-fuzz") / slug(f"{worker.target}-{version}")
+            store = stack.enter_context(
+                closing(Store(folder, {"name": worker.target, "version": version}, seed))
+            )
+            known, notes = runner.replay_known(choose_baseline(baseline, one.description))
+        fuzzed = Fuzz(runner, store, known, declared, seconds, jobs)
+        try:
+            with watching(fuzzed, console) as view:
+                fuzzed.run(view)
+        except KeyboardInterrupt:
+            interrupted = True
+        render_fuzz(store, notes, Console())
+    if interrupted:
+        context.exit(EXIT_INTERRUPTED)
+    context.exit(1 if store.findings else 0)
 
 
 @cli.command()
@@ -351,7 +471,7 @@ def replay(
         progress(Console(stderr=True)) as watcher,
         loaded(worker, (), watcher, declared, flags) as one,
     ):
-        broken = one.runner(options, watcher).judge(law, document)
+        broken = one.runner(options, watcher).confirmer.judge(law, document)
     subject = visible(document["subject"], 200)
     click.echo(f"{law.id} [{subject}] in {one.description['name']} {one.description['version']}")
     if broken is None:
@@ -388,13 +508,11 @@ def prepare_hosts(versions: tuple[str, ...]) -> None:
 
 
 @cli.command()
-@click.option("--laws", "patterns", multiple=True, metavar="GLOB", help="Only these laws, e.g. 'spec.*'.")
+@_laws_option
 @click.option("--versions", metavar="VERSION,...", help="Only these releases; by default all of them.")
-@click.option("--depth", type=click.Choice(list(DEPTHS)), default="quick", show_default=True)
-@click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
-@click.option(
-    "-n", "jobs", type=click.IntRange(min=1), default=min(os.cpu_count() or 1, 8), show_default=True
-)
+@_depth_option
+@_seed_option
+@_jobs_option
 @click.option(
     "-o",
     "output",

@@ -72,14 +72,18 @@ class Driver:
         self._journal.came_back()
         return stage
 
+    def perform(self, example: Example) -> Stage:
+        """Perform an example, each operation of which is in the journal."""
+        stage = LocalStage(self._target, self._journal)
+        perform(self._workload, stage, self._description, example)
+        return stage
+
     def reduce(self, example: Example, breaks: Callable[[Stage], bool]) -> None:
         """Perform smaller and smaller examples as long as one is found that `breaks` a law."""
         deadline = time.monotonic() + MAX_SECONDS
 
         def fails(choices: list[int]) -> bool:
-            stage = LocalStage(self._target, self._journal)
-            perform(self._workload, stage, self._description, Example(example.setup, choices))
-            return breaks(stage)
+            return breaks(self.perform(Example(example.setup, choices)))
 
         if not fails(example.choices):
             return

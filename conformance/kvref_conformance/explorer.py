@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck, Phase, strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 from hypothesis.internal.conjecture import providers
 from hypothesis.reporting import with_reporter
 from hypothesis.stateful import run_state_machine_as_test
@@ -33,12 +35,12 @@ _SUPPRESSED = (
 """The time an example takes is the target's, and a law that drew nothing is told as such."""
 
 
-def _settings(examples: int, *phases: Phase) -> hypothesis.settings:
+def _settings(examples: int, *phases: Phase, database: ExampleDatabase | None = None) -> hypothesis.settings:
     return hypothesis.settings(
         max_examples=examples,
         phases=phases,
         deadline=None,
-        database=None,
+        database=database,
         report_multiple_bugs=False,
         print_blob=False,
         stateful_step_count=STEPS_PER_EXAMPLE,
@@ -55,12 +57,19 @@ class Explorer:
         self._subject: str = request["subject"]
         self._seed: int = request["seed"]
         self._examples: int = request["examples"]
+        self._database: str = request.get("database", "")
         self._new_stage = new_stage
 
-    def explore(self, judge: Callable[[Stage], None], *, reduce: bool) -> None:
-        """Make every example and hand it to `judge`; with `reduce`, shrink the first it objects to."""
-        shrink = [Phase.shrink] if reduce else []
-        settings = _settings(self._examples, Phase.generate, *shrink)
+    def explore(self, judge: Callable[[Stage], None], *, reduce: str = "") -> None:
+        """Make every example and hand it to `judge`.
+
+        With `reduce`, shrink the first it objects to; it is the name under which that goes on if it was
+        interrupted, where there is a database.
+        """
+        settings = _settings(self._examples, Phase.generate)
+        if reduce:
+            phases = (Phase.reuse, Phase.generate, Phase.shrink)
+            settings = _settings(self._examples, *phases, database=self._kept(reduce))
         examples = self._workload.examples
         with with_reporter(lambda _: None):
             if isinstance(examples, type):
@@ -81,6 +90,14 @@ class Explorer:
                     judge(stage)
 
                 example()
+
+    def _kept(self, name: str) -> ExampleDatabase | None:
+        """What was kept while this was reduced, in a folder of its own: names are no help to Hypothesis."""
+        if not self._database:
+            return None
+        asked = f"{self._workload.name}/{self._subject}/{name}"
+        folder = hashlib.sha256(asked.encode()).hexdigest()[:16]
+        return DirectoryBasedExampleDatabase(Path(self._database) / folder)
 
     def _run_machine(
         self, machine: type[Machine], settings: hypothesis.settings, judge: Callable[[Stage], None]

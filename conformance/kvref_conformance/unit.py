@@ -4,17 +4,23 @@ The first pass makes all examples and lets every law look at each of them, so th
 another. Then each law and facet found broken, and not known, is searched again from the same seed with
 that one as the only judge, and Hypothesis reduces the example. What broke in driven examples alone is
 reduced by the driver.
+
+A unit of a fuzz tells what it sees broken at once, before it is reduced: the fuzz may end at any moment.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypothesis.errors import Flaky, HypothesisException
 
 from kvref.target import Target
+from kvref_conformance.behaviours import behaviours_of
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.driver import Driver, Example
 from kvref_conformance.explorer import Explorer
@@ -39,17 +45,48 @@ class _Stop(BaseException):
     """Ends an exploration from within an example."""
 
 
-class Heartbeat:
-    """Tells now and then that the unit goes on, and how many examples there were."""
+COUNTED = ("examples", "steps", "seconds", "driven_examples", "driven_steps", "driven_seconds")
+"""What a unit adds up, beside behaviours."""
 
-    def __init__(self, channel: Channel) -> None:
+SAMPLED = 4
+"""Of so many driven examples the behaviours of one are counted: more would take longer than the laws."""
+
+
+class Report:
+    """Tells now and then that the unit goes on; for a fuzz, also what was seen, and at once what broke."""
+
+    def __init__(self, channel: Channel, request: Message) -> None:
         self._channel = channel
         self._last = time.monotonic()
+        self._fuzzing = bool(request["database"])
+        self._known = {(law, facet) for law, facets in request["known"].items() for facet in facets}
+        self.findings: dict[str, Any] = {}
+        self._behaviours: Counter[str] = Counter()
 
-    def __call__(self, examples: int | None = None) -> None:
+    def progress(self) -> None:
         if time.monotonic() - self._last > PROGRESS_SECONDS:
             self._last = time.monotonic()
-            self._channel.send({"progress": examples})
+            self._channel.send({"progress": self.findings["examples"], **self.counted()})
+
+    def counted(self) -> dict[str, Any]:
+        if not self._fuzzing:
+            return {}
+        counted = {name: self.findings[name] for name in COUNTED}
+        return {"counted": {**counted, "behaviours": dict(self._behaviours)}}
+
+    def saw(self, stage: Stage) -> None:
+        """An example."""
+        if self._fuzzing:
+            for run in stage.runs:
+                self._behaviours.update(behaviours_of(run))
+
+    def broke(self, law: Law, facet: str, look: Callable[[], Stage]) -> None:
+        """A law broke in this way, as one sees who looks."""
+        if not self._fuzzing or (law.id, facet) in self._known:
+            return
+        self._known.add((law.id, facet))
+        if shown := _shown(law, look(), facet):
+            self._channel.send({"broke": {"law": law.id, **shown}})
 
 
 def run_unit(target: Target, request: Message, channel: Channel) -> None:
@@ -63,11 +100,11 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
         return LocalStage(target, journal)
 
     journal = Journal(Path(request["journal"]))
-    heartbeat = Heartbeat(channel)
+    report = Report(channel, request)
     explorer = Explorer(workload, request, new_stage)
-    findings = _collect(explorer, laws, heartbeat)
+    findings = _collect(explorer, laws, report)
     driver = Driver(target, workload, request, journal)
-    driven = _drive(driver, explorer.setups(request["driven"]), laws, findings, heartbeat)
+    driven = _drive(driver, explorer.setups(request["driven"]), laws, report)
     for law in laws:
         found = findings["laws"][law.id]
         accepted = request["accepted"].get(law.id, ())
@@ -75,36 +112,42 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
         facets = sorted(drawn.union(driven[law.id]) - set(request["known"].get(law.id, ())))
         facets.sort(key=lambda facet: facet in accepted)
         found["broken"] = [
-            _reduce(explorer, law, facet, heartbeat)
+            _reduce(explorer, law, facet, report)
             if facet in drawn
-            else _reduce_driven(driver, driven[law.id][facet], law, facet, heartbeat)
+            else _reduce_driven(driver, driven[law.id][facet], law, facet, report)
             for facet in facets[:MAX_FACETS]
         ]
         found["unreduced"] = facets[MAX_FACETS:]
-    channel.send({"findings": findings})
+    channel.send({"findings": {**findings, **report.counted()}})
 
 
-def _collect(explorer: Explorer, laws: list[Law], heartbeat: Heartbeat) -> dict[str, Any]:
+def _collect(explorer: Explorer, laws: list[Law], report: Report) -> dict[str, Any]:
     """Every example, judged by every law."""
     per_law: dict[str, dict[str, Any]] = {law.id: {"examples": 0, "facets": set()} for law in laws}
-    findings: dict[str, Any] = {"laws": per_law, "examples": 0, "steps": 0, "died": None}
+    findings: dict[str, Any] = {"laws": per_law, "died": None, **dict.fromkeys(COUNTED, 0)}
+    report.findings = findings
     started = time.monotonic()
 
     def judge(stage: Stage) -> None:
         findings["examples"] += 1
         findings["steps"] += stage.steps
+        report.saw(stage)
         for law in laws:
-            per_law[law.id]["facets"].update(_judge(law, stage, per_law))
+            for facet in _judge(law, stage, per_law):
+                per_law[law.id]["facets"].add(facet)
+                report.broke(law, facet, lambda: stage)
+        findings["seconds"] = time.monotonic() - started
         if died := stage.died:
             findings["died"] = {"how": died, "trace": stage.trace()}
             raise _Stop
-        heartbeat(findings["examples"])
+        report.progress()
 
     try:
-        explorer.explore(judge, reduce=False)
+        explorer.explore(judge)
     except _Stop:
         pass
-    return {**findings, "seconds": time.monotonic() - started}
+    findings["seconds"] = time.monotonic() - started
+    return findings
 
 
 def _judge(law: Law, stage: Stage, per_law: dict[str, dict[str, Any]]) -> tuple[str, ...]:
@@ -118,15 +161,11 @@ def _judge(law: Law, stage: Stage, per_law: dict[str, dict[str, Any]]) -> tuple[
 
 
 def _drive(
-    driver: Driver,
-    setups: list[dict[str, Any]],
-    laws: list[Law],
-    findings: dict[str, Any],
-    heartbeat: Heartbeat,
+    driver: Driver, setups: list[dict[str, Any]], laws: list[Law], report: Report
 ) -> dict[str, dict[str, Example]]:
     """An example that goes on from each setup, judged by every law: those that broke it, by law and facet."""
     broken: dict[str, dict[str, Example]] = {law.id: {} for law in laws}
-    findings |= {"driven_steps": 0, "driven_seconds": 0.0}
+    findings = report.findings
     started = time.monotonic()
     for example in driver.examples(setups):
         if findings["died"]:
@@ -134,14 +173,17 @@ def _drive(
         stage = driver.perform_swiftly(example)
         findings["examples"] += 1
         findings["driven_steps"] += stage.steps
+        if findings["driven_examples"] % SAMPLED == 0:
+            report.saw(stage)
+        findings["driven_examples"] += 1
         for law in laws:
             for facet in _judge(law, stage, findings["laws"]):
-                broken[law.id].setdefault(facet, example)
+                if broken[law.id].setdefault(facet, example) is example:
+                    report.broke(law, facet, partial(driver.perform, example))
         if died := stage.died:
             findings["died"] = {"how": died, "trace": stage.trace()}
-        heartbeat(findings["examples"])
-    if setups:
         findings["driven_seconds"] = time.monotonic() - started
+        report.progress()
     return broken
 
 
@@ -166,18 +208,18 @@ def _shown(law: Law, stage: Stage, facet: str) -> dict[str, Any] | None:
     return None
 
 
-def _reduce(explorer: Explorer, law: Law, facet: str, heartbeat: Heartbeat) -> dict[str, Any]:
+def _reduce(explorer: Explorer, law: Law, facet: str, report: Report) -> dict[str, Any]:
     """The smallest example found in which the law breaks in this way."""
     smallest: dict[str, Any] = {"facet": facet}
 
     def judge(stage: Stage) -> None:
-        heartbeat()
+        report.progress()
         if shown := _shown(law, stage, facet):
             smallest.update(shown)
             raise _Found(facet)
 
     try:
-        explorer.explore(judge, reduce=True)
+        explorer.explore(judge, reduce=f"{law.id}/{facet}")
     except (_Found, Died):  # a state machine lets `Died` through
         pass
     except (Flaky, HypothesisException) as error:
@@ -185,14 +227,12 @@ def _reduce(explorer: Explorer, law: Law, facet: str, heartbeat: Heartbeat) -> d
     return smallest
 
 
-def _reduce_driven(
-    driver: Driver, example: Example, law: Law, facet: str, heartbeat: Heartbeat
-) -> dict[str, Any]:
+def _reduce_driven(driver: Driver, example: Example, law: Law, facet: str, report: Report) -> dict[str, Any]:
     """The smallest example like this one in which the law breaks in this way."""
     smallest: dict[str, Any] = {"facet": facet}
 
     def breaks(stage: Stage) -> bool:
-        heartbeat()
+        report.progress()
         shown = _shown(law, stage, facet)
         smallest.update(shown or {})
         return shown is not None

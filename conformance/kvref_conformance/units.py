@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from kvref_conformance.channel import Message
 from kvref_conformance.driver import in_full
 from kvref_conformance.laws import Law
 from kvref_conformance.results import Trace
@@ -49,8 +50,24 @@ class Unit:
     def name(self) -> str:
         return f"{self.workload.name} [{self.subject}]"
 
+    @property
+    def over(self) -> bool:
+        return bool(self.findings or self.failure or self.death or self.cut)
 
-def seed_of(root: int, workload: str, subject: str) -> int:
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a unit does: examples of Hypothesis before the workload's weight, and driven ones."""
+
+    seed: int | str
+    examples: int
+    driven: int
+    database: str = ""
+    """A folder for examples that are being reduced. With one, a unit tells at once what it sees broken, and
+    what its examples had an engine do."""
+
+
+def seed_of(root: int | str, workload: str, subject: str) -> int:
     """A unit's own seed, so that running less, or in another order, makes the same examples."""
     return int.from_bytes(hashlib.sha256(f"{root}/{workload}/{subject}".encode()).digest()[:8])
 
@@ -64,14 +81,13 @@ class Running:
         *,
         hosts: Hosts,
         description: Description,
-        seed: int,
-        examples: int,
-        driven: int,
+        effort: Effort,
         timeout: float,
     ) -> None:
         self.unit = unit
+        seed = seed_of(effort.seed, unit.workload.name, unit.subject)
         self._address = Path(hosts[""])
-        self._journal = self._address.parent / f"{seed_of(0, unit.workload.name, unit.subject):x}.journal"
+        self._journal = self._address.parent / f"{seed:x}.journal"
         self._started = self._heard = time.monotonic()
         self._timeout = timeout
         self._state: object = None
@@ -85,9 +101,10 @@ class Running:
             "known": unit.known,
             "accepted": unit.accepted,
             "description": description,
-            "seed": seed_of(seed, unit.workload.name, unit.subject),
-            "examples": max(1, round(examples * unit.workload.weight)),
-            "driven": driven,
+            "seed": seed,
+            "examples": max(1, round(effort.examples * unit.workload.weight)),
+            "driven": effort.driven,
+            "database": effort.database,
             "hosts": dict(hosts),
             "timeout": timeout,
             "journal": str(self._journal),
@@ -97,16 +114,16 @@ class Running:
         except EOFError as error:
             raise NotJudged("a process forked from the target ended at once") from error
 
-    def listen(self) -> int | None:
-        """Take one message; examples done so far when it tells that, None when the unit is over."""
+    def listen(self) -> Message | None:
+        """Take one message, of what the unit has done so far; None when it is over."""
         self._heard = time.monotonic()
         try:
             message = self.channel.receive()
         except EOFError:
             self._die(end_of(self._address, self._pid))
             return None
-        if "progress" in message:
-            return int(message["progress"] or 0)
+        if "failed" not in message and "findings" not in message:
+            return message
         if "failed" in message:
             self.unit.failure = message["failed"]
         else:
@@ -150,7 +167,7 @@ class Running:
         self.channel.close()
 
 
-def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, int | None]]:
+def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, Message | None]]:
     """Wait a little; what each unit that spoke, ended or hangs has to tell (see `Running.listen`)."""
     speaking = wait([unit.channel.connection for unit in running], _POLL_SECONDS)
     spoke = [unit for unit in running if unit.channel.connection in speaking]
@@ -159,3 +176,42 @@ def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, int | None
     for unit in running:
         if unit not in spoke and unit.silent():
             yield unit, None
+
+
+def work_off(
+    starts: Iterable[Running], jobs: int, late: Callable[[Unit], bool]
+) -> Iterator[tuple[Running, Message | None]]:
+    """Start so many units at a time; what each has to tell, and None when it is over.
+
+    Units that are `late` are cut. Raises `NotJudged`, when those that run are over, if one could not be
+    started: nor could others.
+    """
+    waiting = iter(starts)
+    running: list[Running] = []
+    lost: NotJudged | None = None
+    try:
+        while True:
+            while lost is None and len(running) < jobs:
+                try:
+                    started = next(waiting, None)
+                except NotJudged as error:
+                    lost = error
+                    break
+                if started is None:
+                    break
+                running.append(started)
+            if not running:
+                break
+            for one in [one for one in running if late(one.unit)]:
+                running.remove(one)
+                one.cut()
+                yield one, None
+            for one, message in listen_all([*running]):
+                if message is None:
+                    running.remove(one)
+                yield one, message
+    finally:
+        for one in running:
+            one.cut()
+    if lost is not None:
+        raise lost

@@ -207,6 +207,11 @@ class RunningHosts(dict[str, Host]):
         self._worker = worker
         self._folder = folder
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where those that are loaded listen."""
+        return {flags: host.address for flags, host in [*self.items()] if host.address}
+
     def start(self, flag_sets: Iterable[str]) -> None:
         """Start those that are not running, side by side. Raises `TargetFailed`."""
         new = [flags for flags in flag_sets if flags not in self]

@@ -24,10 +24,10 @@ _GENERATED = re.compile(r".*-[0-9a-f]{8}\.(json|py)|\..*\.tmp")
 class ForeignDirectory(ValueError):
     """The directory holds something else than an earlier report, so nothing is written to it."""
 
-    def __init__(self, directory: Path, reason: str) -> None:
+    def __init__(self, directory: Path, reason: str, what: str = "report") -> None:
         super().__init__(
-            f"will not write a report to {directory}: {reason}; "
-            "name a new or empty directory, or one with an earlier kvref report"
+            f"will not write a {what} to {directory}: {reason}; "
+            f"name a new or empty directory, or one with an earlier kvref {what}"
         )
         self.directory = directory
 
@@ -47,7 +47,7 @@ def write_report(result: Result, directory: Path) -> list[Path]:
     # report.json goes first: it marks the directory as ours, should this be interrupted.
     for path, content in zip(written, contents.values(), strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, content)
+        write(path, content)
     for folder in ("traces", "repro"):
         for path in _files(directory / folder):
             if path not in written and _GENERATED.fullmatch(path.name):
@@ -55,38 +55,43 @@ def write_report(result: Result, directory: Path) -> list[Path]:
     return written
 
 
-def claim(directory: Path) -> None:
-    """Make the directory, or see that it is empty or holds an earlier report.
+def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
+    """Make the directory, or see that it is empty or holds an earlier report (or what else it is to be).
 
     `write_report` does so itself; ask before a long run to be refused before it, not after.
 
     Raises:
         ForeignDirectory: the directory is in other use.
     """
+
+    def foreign(reason: str) -> ForeignDirectory:
+        return ForeignDirectory(directory, reason, what)
+
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ForeignDirectory(directory, "it is not a directory") from None
+        raise foreign("it is not a directory") from None
     if not any(directory.iterdir()):
         return
+    name = f"{what}.json"
     try:
-        earlier = json.loads((directory / "report.json").read_bytes())
+        earlier = json.loads((directory / name).read_bytes())
     except FileNotFoundError:
-        raise ForeignDirectory(directory, "it is not empty and has no report.json") from None
+        raise foreign(f"it is not empty and has no {name}") from None
     except (OSError, ValueError):
-        raise ForeignDirectory(directory, "its report.json cannot be read") from None
-    if not isinstance(earlier, dict) or earlier.get("schema") != REPORT:
-        raise ForeignDirectory(directory, f"its report.json is not a {REPORT}")
+        raise foreign(f"its {name} cannot be read") from None
+    if not isinstance(earlier, dict) or earlier.get("schema") != schema:
+        raise foreign(f"its {name} is not a {schema}")
     for folder in ("traces", "repro"):
         path = directory / folder
         # Through a link, stale files would be removed, and new ones written, somewhere else.
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise ForeignDirectory(directory, f"its {folder} is not a directory of its own")
+            raise foreign(f"its {folder} is not a directory of its own")
 
 
 def trace_digest(trace: Trace) -> str:
     """Eight hex digits that name a trace: same law, subject, facet and runs, same digest."""
-    named = _plain([trace["law"], trace["subject"], trace["facet"], trace["runs"]])
+    named = plain([trace["law"], trace["subject"], trace["facet"], trace["runs"]])
     canonical = json.dumps(named, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:8]
 
@@ -103,7 +108,7 @@ def repro_name(row: Row) -> str | None:
 
 def report_document(result: Result) -> dict[str, Any]:
     """The result as a `kvref.report/1` document, also what `--json` prints."""
-    document: dict[str, Any] = _plain(
+    document: dict[str, Any] = plain(
         {
             "schema": REPORT,
             "target": {
@@ -132,12 +137,12 @@ def _contents(result: Result) -> dict[str, bytes]:
     """Every file of the report, by name. All are made and checked before the first is written."""
     report = report_document(result)
     validate(report, "report")
-    contents = {"report.json": _json(report), "junit.xml": junit(result)}
+    contents = {"report.json": as_json(report), "junit.xml": junit(result)}
     for row in result.rows:
         if (name := trace_name(row)) is not None:
-            document = _plain(row.trace)
+            document = plain(row.trace)
             validate(document, "trace")
-            contents[name] = _json(document)
+            contents[name] = as_json(document)
         if row.program is not None and (name := repro_name(row)) is not None:
             contents[name] = row.program.encode("utf-8", "backslashreplace")
     return contents
@@ -169,7 +174,7 @@ def _stem(row: Row) -> str:
     return f"{slug(row.law)}-{trace_digest(trace)}"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Strict JSON for any value: what JSON cannot say becomes `{"opaque": repr}`, as in `kvref.target`."""
     match value:
         case None | bool() | int() | str():
@@ -177,9 +182,9 @@ def _plain(value: Any) -> Any:
         case float() if math.isfinite(value):
             return value
         case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
+            return {str(key): plain(item) for key, item in value.items()}
         case list() | tuple():
-            return [_plain(item) for item in value]
+            return [plain(item) for item in value]
     return {"opaque": repr(value)}
 
 
@@ -187,7 +192,7 @@ def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: mapping[key] for key in sorted(mapping)}
 
 
-def _json(document: object) -> bytes:
+def as_json(document: object) -> bytes:
     """Indented, and in ASCII, so that looking at a file never sends a target's codes to a terminal."""
     return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode("ascii")
 
@@ -196,7 +201,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
 
 
-def _write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
     """Replace the file in one step: a reader sees the old content or the new, never half."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

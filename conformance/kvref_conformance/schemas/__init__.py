@@ -10,13 +10,14 @@ from typing import Any, Literal
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-__all__ = ["BASELINE", "REPORT", "TRACE", "InvalidDocument", "schema", "validate"]
+__all__ = ["BASELINE", "FUZZ", "REPORT", "TRACE", "InvalidDocument", "schema", "validate"]
 
-Name = Literal["report", "trace", "baseline", "profile"]
+Name = Literal["report", "trace", "baseline", "profile", "fuzz"]
 
 REPORT = "kvref.report/1"
 TRACE = "kvref.trace/1"
 BASELINE = "kvref.baseline/1"
+FUZZ = "kvref.fuzz/1"
 
 _LONGEST = 300
 

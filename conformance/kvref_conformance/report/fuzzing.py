@@ -1,0 +1,192 @@
+"""Show a fuzz: a live table on a terminal, else a line now and then; and what came of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvref_conformance.behaviours import BEHAVIOURS, GROUPS
+from kvref_conformance.findings import UNFINISHED, Finding, Store, Tally
+from kvref_conformance.fuzz import Fuzz, View
+from kvref_conformance.report.terminal import Printer
+from kvref_conformance.report.text import visible
+from kvref_conformance.results import Status
+
+_SECONDS_BETWEEN_LINES = 10.0
+_REFRESHES = 2
+_LATEST = 8
+"""Findings that are shown while there may be more."""
+_WIDTH = 40
+"""Of a column of behaviours."""
+_STYLES = {
+    UNFINISHED: "yellow",
+    Status.BROKEN: "bold red",
+    Status.UNCONFIRMED: "yellow",
+    Status.INHERITED: "cyan",
+}
+
+
+@contextmanager
+def watching(fuzz: Fuzz, console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[View]:
+    """Show the fuzz while the block runs."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        with Live(
+            get_renderable=lambda: _live(fuzz, console),
+            console=console,
+            refresh_per_second=_REFRESHES,
+            transient=True,
+        ):
+            yield _Quiet()
+    else:
+        yield _Plain(fuzz, clock)
+
+
+class _Quiet:
+    """The table looks for itself."""
+
+    def tick(self) -> None:
+        pass
+
+
+class _Plain:
+    """A line for each finding, and every ten seconds one that says how far the fuzz is."""
+
+    def __init__(self, fuzz: Fuzz, clock: Callable[[], float]) -> None:
+        self._fuzz = fuzz
+        self._clock = clock
+        self._last = clock()
+        self._told = {key: finding.status for key, finding in fuzz.store.findings.items()}
+
+    def tick(self) -> None:
+        for key, finding in self._fuzz.store.findings.items():
+            if self._told.get(key) != finding.status:
+                self._told[key] = finding.status
+                self._say(f"{_status(finding)}: {finding.row.title}")
+        if self._clock() - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = self._clock()
+            tally = self._fuzz.tally
+            rates = f"{_rate(tally.steps, tally.seconds)}/s"
+            if tally.driven_steps:
+                rates += f" and {_rate(tally.driven_steps, tally.driven_seconds)}/s driven"
+            fuzz, operations = self._fuzz, tally.steps + tally.driven_steps
+            found = len(fuzz.store.findings)
+            self._say(
+                f"{_time(fuzz.elapsed)} of {_time(fuzz.seconds)}, round {fuzz.store.round}, "
+                f"{tally.examples} examples, {operations} operations ({rates}), {found} found"
+            )
+
+    @staticmethod
+    def _say(line: str) -> None:
+        print(f"kvref: {visible(line, 500)}", file=sys.stderr)
+
+
+def render_fuzz(store: Store, notes: list[str], console: Console) -> None:
+    """Print what was generated and what was found, in all runs in the directory."""
+    printer = Printer(console)
+    printer.table(_generated(store.tally))
+    printer.blank()
+    if any(store.tally.behaviours.values()):
+        printer.table(_behaviours(store.tally, console.width))
+        printer.blank()
+    for finding in store.findings.values():
+        row = finding.row
+        style = _STYLES[finding.status]
+        printer.line(row.title, style=style, after=f"  {row.level}  {_status(finding)}")
+        for label, told in (("expected", row.expected), ("observed", row.observed)):
+            if told:
+                printer.line(f"{label:8}  {told}", indent=2)
+        if finding.status == Status.UNCONFIRMED:
+            printer.line(f"{'remark':8}  {row.message}", indent=2)
+        for label, name in zip(("trace", "program"), finding.files, strict=False):
+            printer.whole(f"  {label:8}  {store.directory / name}")
+        printer.blank()
+    for note in notes:
+        printer.line(f"note: {note}")
+    printer.line(f"{store.target['name']} {store.target['version']}, seed {store.seed}, round {store.round}")
+    printer.line(
+        f"{len(store.findings) or 'nothing'} found in {_time(store.seconds)}; kept in {store.directory}"
+    )
+
+
+def _live(fuzz: Fuzz, console: Console) -> RenderableType:
+    """What was found stands above the behaviours, which a small screen has no room for."""
+    printer, store, tally = Printer(console), fuzz.store, fuzz.tally
+    target = f"{store.target['name']} {store.target['version']}"
+    left = max(0.0, fuzz.seconds - fuzz.elapsed)
+    found = [*store.findings.values()]
+    return Group(
+        printer.text(
+            f"{target}: {_time(fuzz.elapsed)} gone, {_time(left)} left; round {store.round}, "
+            f"{fuzz.jobs} at a time",
+            style="bold",
+        ),
+        "",
+        _generated(tally),
+        "",
+        printer.text(f"{len(found)} found, kept in {store.directory}", style="bold"),
+        *(
+            Text.assemble(
+                printer.text(_status(each), style=_STYLES[each.status]),
+                printer.text(f"  {each.row.title}", 100),
+            )
+            for each in found[-_LATEST:]
+        ),
+        "",
+        _behaviours(tally, console.width),
+    )
+
+
+def _generated(tally: Tally) -> Table:
+    """How much, and how fast: a second of one process."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("made by")
+    for column in ("examples", "operations", "operations/s"):
+        table.add_column(column, justify="right")
+    for name, examples, steps, seconds in (
+        ("Hypothesis", tally.examples - tally.driven_examples, tally.steps, tally.seconds),
+        ("numbers", tally.driven_examples, tally.driven_steps, tally.driven_seconds),
+    ):
+        table.add_row(name, f"{examples:,}", f"{steps:,}", _rate(steps, seconds))
+    return table
+
+
+def _behaviours(tally: Tally, width: int) -> Table:
+    """All that there can be, so that what is never generated is seen."""
+    counted = tally.behaviours
+    names = [*BEHAVIOURS, *sorted(name for name in counted if name.startswith(GROUPS))]
+    columns = max(1, width // _WIDTH)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(columns):
+        table.add_column(no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+    height = -(-len(names) // columns)
+    for place in range(height):
+        cells = []
+        for name in names[place::height]:
+            cells += [Text(visible(name, _WIDTH)), Text(f"{counted[name]:,}", "" if counted[name] else "dim")]
+        table.add_row(*cells)
+    return table
+
+
+def _status(finding: Finding) -> str:
+    return (
+        f"{finding.status}, not reduced"
+        if not finding.reduced and finding.status != UNFINISHED
+        else finding.status
+    )
+
+
+def _rate(steps: int, seconds: float) -> str:
+    return f"{steps / seconds:,.0f}" if seconds else "-"
+
+
+def _time(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

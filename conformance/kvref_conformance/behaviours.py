@@ -47,6 +47,9 @@ BEHAVIOURS = (
 
 GROUPS = "groups of "
 
+SAMPLED = 4
+"""Of so many driven examples a fuzz counts one: more would take as long as the laws do."""
+
 
 def behaviours_of(events: Sequence[Event]) -> Counter[str]:
     """How often there was which behaviour; nothing in events of other parts than `cache`."""

@@ -20,7 +20,7 @@ from typing import Any
 from hypothesis.errors import Flaky, HypothesisException
 
 from kvref.target import Target
-from kvref_conformance.behaviours import behaviours_of
+from kvref_conformance.behaviours import SAMPLED, behaviours_of
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.driver import Driver, Example
 from kvref_conformance.explorer import Explorer
@@ -47,9 +47,6 @@ class _Stop(BaseException):
 
 COUNTED = ("examples", "steps", "seconds", "driven_examples", "driven_steps", "driven_seconds")
 """What a unit adds up, beside behaviours."""
-
-SAMPLED = 4
-"""Of so many driven examples the behaviours of one are counted: more would take longer than the laws."""
 
 
 class Report:

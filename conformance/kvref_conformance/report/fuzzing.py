@@ -13,9 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.behaviours import BEHAVIOURS, GROUPS
+from kvref_conformance.behaviours import BEHAVIOURS, GROUPS, SAMPLED
 from kvref_conformance.findings import UNFINISHED, Finding, Store, Tally
 from kvref_conformance.fuzz import Fuzz, View
+from kvref_conformance.report.narrate import remark
 from kvref_conformance.report.terminal import Printer
 from kvref_conformance.report.text import visible
 from kvref_conformance.results import Status
@@ -94,17 +95,16 @@ def render_fuzz(store: Store, notes: list[str], console: Console) -> None:
     printer.table(_generated(store.tally))
     printer.blank()
     if any(store.tally.behaviours.values()):
+        printer.line(f"of the drawn examples, and of every {SAMPLED}th one made of numbers:")
         printer.table(_behaviours(store.tally, console.width))
         printer.blank()
     for finding in store.findings.values():
         row = finding.row
         style = _STYLES[finding.status]
         printer.line(row.title, style=style, after=f"  {row.level}  {_status(finding)}")
-        for label, told in (("expected", row.expected), ("observed", row.observed)):
+        for label, told in (("expected", row.expected), ("observed", row.observed), ("remark", remark(row))):
             if told:
                 printer.line(f"{label:8}  {told}", indent=2)
-        if finding.status == Status.UNCONFIRMED:
-            printer.line(f"{'remark':8}  {row.message}", indent=2)
         for label, name in zip(("trace", "program"), finding.files, strict=False):
             printer.whole(f"  {label:8}  {store.directory / name}")
         printer.blank()
@@ -147,8 +147,8 @@ def _live(fuzz: Fuzz, console: Console) -> RenderableType:
 def _generated(tally: Tally) -> Table:
     """How much, and how fast: a second of one process."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("made by")
-    for column in ("examples", "operations", "operations/s"):
+    table.add_column("examples of")
+    for column in ("number", "operations", "operations/s"):
         table.add_column(column, justify="right")
     for name, examples, steps, seconds in (
         ("Hypothesis", tally.examples - tally.driven_examples, tally.steps, tally.seconds),

@@ -106,6 +106,15 @@ def test_a_death_is_a_finding(kvref: Kvref, folder: Path) -> None:
     assert (found["status"], found["reduced"]) == ("broken", True)
 
 
+def test_what_is_found_by_who_dies_is_confirmed_as_it_is(kvref: Kvref, folder: Path) -> None:
+    ran = fuzz(kvref, "hostile_operations:merge_loses_field_then_dies", folder, *MERGE, seconds=3)
+    assert "broken, not reduced: spec.merge-identity" in ran.err
+    found = [each for each in state(folder)["findings"] if each["law"] == "spec.merge-identity"]
+    assert {(each["status"], each["reduced"]) for each in found} == {("broken", False)}
+    assert all(json.loads((folder / each["trace"]).read_text())["reduced"] is False for each in found)
+    assert all((folder / each["repro"]).exists() for each in found)
+
+
 def started(kvref: Kvref, folder: Path) -> subprocess.Popen[str]:
     """A fuzz of a fault that has just found something."""
     process = kvref.start("fuzz", FAULT, *SHADOW, "--for", "10m", "-n", "2", "--dir", folder)

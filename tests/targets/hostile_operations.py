@@ -224,6 +224,19 @@ def merge_dies() -> Any:
     return hostile_toy.target(merge=lambda specs: os._exit(5))
 
 
+def merge_loses_field_then_dies() -> Any:
+    """The bug is seen, and nothing made of it: every process ends before it has reduced anything."""
+    merges = itertools.count()
+
+    def merge(specs: list[dict[str, Any]]) -> Any:
+        if next(merges) > 10:
+            os._exit(5)
+        answer = hostile_toy.merge(specs)
+        return {**answer, "page_size_bytes": answer["page_size_bytes"] + 1}
+
+    return hostile_toy.target(merge=merge)
+
+
 def asserts_only() -> Any:
     """Refuses with an assert, which `python -O` leaves out: a robustness law is broken, no other."""
 

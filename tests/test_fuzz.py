@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import TARGETS, Kvref
+from rich.console import Console
 
 from kvref_conformance.findings import Store
 from kvref_conformance.report import ForeignDirectory
+from kvref_conformance.report.fuzzing import watching
 from kvref_conformance.schemas import validate
 
 LOSING = "hostile_operations:merge_loses_field"
@@ -180,3 +184,18 @@ def test_another_seed_is_another_round(folder: Path) -> None:
     other = Store(folder, store.target, 1)
     assert (other.round, other.done) == (1, set())
     other.close()
+
+
+def test_what_a_terminal_shows(folder: Path) -> None:
+    store = Store(folder, {"name": "vllm", "version": "0.32.0"}, 0)
+    store.tally.behaviours["hits"] = 1234
+    store.tally.driven_steps, store.tally.driven_seconds = 90_000, 2.0
+    told: Any = SimpleNamespace(store=store, tally=store.tally, elapsed=61.0, seconds=600.0, jobs=2)
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, height=40)
+    with watching(told, console) as view:
+        view.tick()
+    shown = file.getvalue()
+    for words in ("vllm 0.32.0: 0:01:01 gone, 0:08:59 left; round 0", "45,000", "1,234", "0 found"):
+        assert words in shown
+    store.close()

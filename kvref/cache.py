@@ -174,7 +174,12 @@ class KVCacheManager:
         self.coordinator.cache_blocks(request, min(num_computed_tokens, request.num_tokens))
 
     def free(self, request: Request) -> None:
-        """Free a request's blocks, those at its end to be reused first. Does nothing if it has none."""
+        """Free a request's blocks, those at its end to be reused first. Does nothing if it has none.
+
+        `request.num_computed_tokens` still counts what it has computed: keys for more than that, given since
+        `new_step_starts`, are taken back.
+        """
+        self.coordinator.take_back_keys(request.request_id, request.num_computed_tokens)
         self.coordinator.free(request.request_id)
 
     def reset_prefix_cache(self) -> bool:

@@ -618,6 +618,27 @@ def test_a_state_written_in_this_step_is_for_the_next() -> None:
     assert manager.allocate_slots(second, 1, hit, blocks) is not None
 
 
+@pytest.mark.parametrize("specs", [[full()], [window(6), full()], [mamba("align")], [mamba("all"), full()]])
+def test_who_leaves_a_step_again_leaves_no_key_for_it(specs: list[KVCacheSpec]) -> None:
+    manager = make(specs)
+    one = request("one", [7] * 13)
+    manager.new_step_starts()
+    assert manager.allocate_slots(one, 4) is not None
+    one.num_computed_tokens = 4
+    for hand_over, found in ((False, 4), (True, 8)):
+        manager.new_step_starts()
+        assert manager.allocate_slots(one, 8 - one.num_computed_tokens) is not None
+        if hand_over:
+            one.num_computed_tokens = 8
+        manager.free(one)
+        one.num_computed_tokens = 0
+        blocks, tokens = manager.get_computed_blocks(one)
+        assert tokens == found
+        manager.new_step_starts()
+        assert manager.allocate_slots(one, 1, tokens, blocks) is not None
+        one.num_computed_tokens = tokens
+
+
 def test_cross_attention_takes_what_the_encoder_needs_once() -> None:
     specs = [full(), CrossAttentionSpec(**attention())]
     manager = make(specs, enable_caching=False, max_encoder_tokens=10)

@@ -29,6 +29,7 @@ SHOWN_BY = {
     "shadow.hit-content": "FullAttentionSpec",
     "shadow.no-foreign-write": "FullAttentionSpec",
     "admission.preempt-resume": "FullAttentionSpec",
+    "admission.withdrawn-uncached": "FullAttentionSpec",
 }
 """The subject that shows a fault of the cache, where it is another one than layers with windows.
 

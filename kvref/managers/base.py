@@ -84,6 +84,8 @@ class SingleTypeKVCacheManager:
         self._num_nulled: dict[str, int] = {}
         """How many blocks at the beginning of a request's table are null."""
         self._new_block_ids: dict[int, None] = {}
+        self._keyed_this_step: dict[str, int] = {}
+        """From which place on blocks of a request's table have got their keys since the step began."""
 
     # The rules of the kind.
 
@@ -191,6 +193,21 @@ class SingleTypeKVCacheManager:
         self._num_nulled.pop(request_id, None)
         return self.req_to_blocks.pop(request_id, [])
 
+    def take_back_keys(self, request_id: str, num_computed_tokens: int) -> None:
+        """Take the keys that a request's blocks got in this step, for tokens that it is not to compute now.
+
+        To be called before `free`: whoever makes room may have places in the step already, and is taken out
+        of it again. Nothing is ever written to these blocks (vLLM issue 57580; vLLM lets others find them).
+
+        Args:
+            num_computed_tokens: tokens computed, or handed over to be computed.
+        """
+        start = self._keyed_this_step.pop(request_id, None)
+        if start is not None:
+            first = max(start, num_computed_tokens // self.block_size)
+            keyed = self.num_cached_block.get(request_id, 0)
+            self.block_pool.evict_blocks(self.req_to_blocks[request_id][first:keyed])
+
     def free(self, request_id: str) -> None:
         """Forget a request and free its blocks. Does nothing for one that has none."""
         self.block_pool.free_blocks(reversed(self.pop_blocks_for_free(request_id)))
@@ -202,6 +219,7 @@ class SingleTypeKVCacheManager:
 
     def new_step_starts(self) -> None:
         """What was allocated up to now has been computed when anything allocated from now on is."""
+        self._keyed_this_step.clear()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
         """How many blocks at the beginning of a request's table begin all other tables, too."""
@@ -225,6 +243,7 @@ class SingleTypeKVCacheManager:
         # Where there is no hit yet, there is none to look ahead from.
         if not aligned or start >= full:
             return
+        self._keyed_this_step.setdefault(request.request_id, start)
         self.block_pool.cache_full_blocks(
             request,
             self.req_to_blocks[request.request_id],

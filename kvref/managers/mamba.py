@@ -117,6 +117,7 @@ class MambaManager(SingleTypeKVCacheManager):
         self._cached_this_step.update(filter(None, table[start:full]))
 
     def new_step_starts(self) -> None:
+        super().new_step_starts()
         self._cached_this_step.clear()
 
     @property

@@ -230,9 +230,7 @@ def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> 
     lengths = st.integers(1, setup.max_model_len - 2)
     prompt = [0] * draw(lengths)
     others = draw(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=3))
-    without = replace(
-        setup, use_eagle=False, drafts=0, groups=[_without_drafts(each) for each in setup.groups]
-    )
+    without = without_drafts(setup)
     for each in [without, setup] if setup.use_eagle else [without]:
         engine = Engine(stage, each, description["parts"])
         engine.finish(engine.submit(prompt, 1))
@@ -240,6 +238,12 @@ def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> 
             begin = prompt[:shared]
             request = engine.submit(begin + [1] * max(0, length - len(begin)), 1)
             engine.do("lookup", request=request.name)
+
+
+def without_drafts(setup: Setup) -> Setup:
+    """The same engine, with nobody to propose any."""
+    groups = [_without_drafts(each) for each in setup.groups]
+    return replace(setup, use_eagle=False, drafts=0, groups=groups)
 
 
 def _without_drafts(group: CacheGroup) -> CacheGroup:

@@ -20,6 +20,7 @@ from kvref_strategies import (
     specs,
     substitutes,
     tensors,
+    withdrawn,
 )
 from kvref_strategies.workload import Workload
 
@@ -42,6 +43,7 @@ WORKLOADS: dict[str, Workload] = {
         *sharing.WORKLOADS,
         *connector.WORKLOADS,
         *loads.WORKLOADS,
+        *withdrawn.WORKLOADS,
         *shadow.WORKLOADS,
         *shadow_tensors.WORKLOADS,
         *drift.WORKLOADS,

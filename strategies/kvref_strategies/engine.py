@@ -75,6 +75,8 @@ class Setup:
     """The most tokens of a request that are computed in a step with others."""
     priority: bool = False
     """Whether another request than the last one may have to make room."""
+    withdraws: bool = True
+    """Whether it may be one that has its places in the step already."""
     adapters: bool = False
     """Whether there are requests for a model with an adapter, and the same ones without."""
 
@@ -374,7 +376,7 @@ class Engine:
             if answer["added"] is not None:
                 self._schedule(request, new)
                 return
-            victim = self.running[pick(len(self.running)) if self.setup.priority else -1]
+            victim = self._victim(step, pick)
             if self.running.index(victim) < step.place:
                 step.place -= 1
             self._preempt(victim, self.setup.drops)
@@ -383,6 +385,14 @@ class Engine:
             if victim is request:
                 step.place = len(self.running)
                 return
+
+    def _victim(self, step: Step, pick: Pick) -> Request:
+        """Who makes room: the last one, or any other."""
+        if not self.setup.priority:
+            return self.running[-1]
+        scheduled = [] if self.setup.withdraws else [each.request for each in step.scheduled]
+        possible = [request for request in self.running if request not in scheduled]
+        return possible[pick(len(possible))]
 
     def _lookahead(self) -> int:
         return self.setup.drafts if self.setup.use_eagle else 0

@@ -79,6 +79,7 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.admission:enough_as_long_as_any_is_free": "admission.never-raises",
     "kvref_conformance.faults.admission:found_blocks_lose_their_keys": "admission.hits-pinned",
     "kvref_conformance.faults.admission:memory_of_the_window_alone": "admission.feasible-completes",
+    "kvref_conformance.faults.admission:keys_kept_of_what_is_not_computed": "admission.withdrawn-uncached",
     "kvref_conformance.faults.admission:longest_request_must_fit": "admission.progress",
     "kvref_conformance.faults.plugin:hook_at_every_look_up": "registry.hook-once",
     "kvref_conformance.faults.plugin:stock_pages_changed": "registry.stock-untouched",

@@ -67,6 +67,16 @@ def memory_of_the_window_alone() -> ReferenceTarget:
     return ReferenceTarget()
 
 
+def keys_kept_of_what_is_not_computed() -> ReferenceTarget:
+    """Who is taken out of a step again leaves the keys that it got for it."""
+
+    def take_back_keys(*arguments: object) -> None:
+        pass
+
+    break_it(KVCacheCoordinator, "take_back_keys", take_back_keys)
+    return ReferenceTarget()
+
+
 def longest_request_must_fit() -> ReferenceTarget:
     """Who asks for all of a request's tokens to fit is refused unless the longest request would."""
 

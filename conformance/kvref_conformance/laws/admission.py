@@ -150,6 +150,31 @@ def feasible_completes(runs: Runs) -> int:
     return judged
 
 
+def withdrawn_uncached(runs: Runs) -> int:
+    """Nobody finds what was to be computed in a step, and then was not."""
+    judged = 0
+    places: dict[str, tuple[int, int]] = {}
+    computed: dict[str, int] = {}
+    """How much was, of those who have left a step that they had places in."""
+    for step in steps(runs[0]):
+        name = step.args.get("request", "")
+        if step.allocated:
+            places[name] = (step.start, step.end)
+        elif step.op == "cache.progress" and step.args["computed"] >= places.get(name, (0, 0))[1]:
+            places.pop(name, None)
+        elif step.op == "cache.free" and name in places:
+            computed[name] = places.pop(name)[0]
+        elif step.op == "cache.lookup" and step.done and name in computed:
+            judged += 1
+            if step.value["tokens"] > computed[name]:
+                raise LawBroken(
+                    f"at most {computed[name]} tokens found for {name}, since no more were ever computed: "
+                    "it was taken out of the step that had places for others",
+                    f"{step.value['tokens']}, in blocks {step.value['blocks']}",
+                )
+    return judged
+
+
 LAWS = [
     Law(
         id="admission.none-changes-nothing",
@@ -192,6 +217,18 @@ LAWS = [
         sources=("the engine contract",),
         workload="cache.alone",
         check=feasible_completes,
+    ),
+    Law(
+        id="admission.withdrawn-uncached",
+        level=Level.SAFETY,
+        statement=(
+            "What a request was to compute in a step that it is taken out of again, so that another one has "
+            "room, is found by nobody."
+        ),
+        why="Nothing is ever written to these blocks: who finds them reads what was there before.",
+        sources=("vLLM issue 57580",),
+        workload="cache.withdrawn",
+        check=withdrawn_uncached,
     ),
     Law(
         id="admission.progress",

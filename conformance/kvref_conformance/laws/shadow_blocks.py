@@ -71,7 +71,7 @@ class Marks:
         return self._meanings[mark]
 
 
-class Request:
+class ShadowRequest:
     """A request, and how much of it is under way."""
 
     def __init__(self, marks: Marks, name: str, beginning: int, tokens: list[int]) -> None:
@@ -94,7 +94,7 @@ class Request:
 class Stay:
     """A request from when it is let in until its blocks are taken."""
 
-    request: Request
+    request: ShadowRequest
     since: int
     """The step that let it in."""
     number: int
@@ -188,7 +188,7 @@ class Shadow:
     def _start(self) -> None:
         self._marks = Marks()
         self._rows: dict[int, Row] = {}
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, ShadowRequest] = {}
         self._stays: dict[str, Stay] = {}
         self._queue: list[Batch | Load] = []
         self._open = Batch(0)
@@ -207,7 +207,7 @@ class Shadow:
             case "cache.add":
                 name = arguments["request"]
                 beginning = self._marks.of_beginning("salt", arguments["salt"], arguments.get("adapter"))
-                self._requests[name] = Request(self._marks, name, beginning, arguments["tokens"])
+                self._requests[name] = ShadowRequest(self._marks, name, beginning, arguments["tokens"])
             case "cache.new_step":
                 # By now all output of what has run is there.
                 self._drain(self.cache)
@@ -276,7 +276,7 @@ class Shadow:
         return computed == stay.position - 1 == len(stay.request.known) - 1 == stay.loads[1] - 1
 
     def _came_back(
-        self, cache: Cache, request: Request, computed: int, in_flight: int, output: list[int]
+        self, cache: Cache, request: ShadowRequest, computed: int, in_flight: int, output: list[int]
     ) -> None:
         part = self._execute_next(cache, request)
         before = len(request.known)
@@ -313,7 +313,7 @@ class Shadow:
 
     # Memory.
 
-    def _execute_next(self, cache: Cache, request: Request) -> Part | None:
+    def _execute_next(self, cache: Cache, request: ShadowRequest) -> Part | None:
         """Run steps up to the first one that has something of the request that did not come back yet."""
         for place, each in enumerate(self._queue):
             if isinstance(each, Batch):

@@ -1,0 +1,102 @@
+"""Requests that get places in a step, and are taken out of it again so that another one has room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from kvref.target import CacheGroup
+from kvref_strategies.caches import cache_subjects, setups, without_drafts
+from kvref_strategies.engine import Engine
+from kvref_strategies.workload import Description, Draw, Stage, Workload
+
+
+class Given:
+    """Decides as it is told, and for the first possibility when it is told no more."""
+
+    def __init__(self, decisions: Iterable[int] = ()) -> None:
+        self._decisions = iter(decisions)
+
+    def __call__(self, count: int) -> int:
+        return min(next(self._decisions, 0), count - 1)
+
+
+def chunk(tokens: int) -> Given:
+    return Given([1, tokens - 1])
+
+
+def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Two requests compute a little; then one goes on, and makes room again for all that the other has."""
+    setup = setups(draw, description, subject)
+    if not setup.enable_caching:
+        return
+    size, longest = setup.scheduler_block_size, setup.max_model_len - 2
+    lengths = st.integers(min(2 * size, longest), longest)
+    one_length, other_length = draw(lengths), draw(lengths)
+    one_first, other_first = draw(st.integers(1, size)), draw(st.integers(1, size))
+    more = min(draw(st.integers(size, 2 * size)), one_length - one_first)
+    # A little less than both would hold, if nothing of it were given back.
+    ends = (one_first + more, other_length)
+    blocks = sum(_held(group, end) for group in setup.groups for end in ends)
+    setup = replace(
+        without_drafts(setup),
+        num_blocks=blocks,
+        max_num_batched_tokens=setup.max_model_len,
+        max_batches=1,
+        is_async=False,
+        loads=False,
+        whole=False,
+        priority=True,
+    )
+    trial = stage.perform("cache.create", **setup.arguments)
+    if "value" not in trial:
+        return
+    kept = {trial["value"]["null"], *trial["value"]["reserved"]} - {None}
+    engine = Engine(
+        stage,
+        replace(setup, num_blocks=blocks + len(kept) - draw(st.integers(1, 2))),
+        description["parts"],
+    )
+    one, other = engine.submit([0] * one_length, 2), engine.submit([1] * other_length, 2)
+    for request, tokens in ((one, one_first), (other, other_first)):
+        if engine.possible:
+            engine.admit(request, chunk(tokens))
+    _hand_over(engine)
+    for request, pick in ((one, chunk(more)), (other, Given())):
+        if engine.possible and request in engine.to_run():
+            engine.run(request, pick)
+    _hand_over(engine)
+    if engine.possible and one in engine.waiting and other in engine.running:
+        engine.abort(other, Given())
+        engine.admit(one, Given())
+
+
+def _held(group: CacheGroup, tokens: int) -> int:
+    """Blocks for so many tokens; of states that are kept at the ends of steps, the last and the next."""
+    fields = group["spec"]["fields"]
+    if group.get("kind") == "MambaSpec" and fields.get("mamba_cache_mode") == "align":
+        return 2
+    return -(-tokens // int(fields["block_size"]))
+
+
+def _hand_over(engine: Engine) -> None:
+    for step in engine.open_steps():
+        engine.close(step, Given())
+    for step in engine.steps_under_way():
+        engine.output(step, Given())
+
+
+_USED = ("create", "add", "lookup", "allocate", "progress", "free", "new_step")
+
+WORKLOADS = [
+    Workload(
+        "cache.withdrawn",
+        ("specs", "cache", *(f"cache.{name}" for name in _USED)),
+        cache_subjects,
+        withdrawn,
+        weight=0.3,
+        unobserved="no cache for such layers could be made, or nobody had to leave a step",
+    ),
+]

@@ -85,6 +85,16 @@ ROWS = [
         tuple(version for version in VERSIONS if version not in WITH_LAYOUTS),
         control="latent attention",
     ),
+    Row(
+        "shadow.reads-own",
+        "SlidingWindowSpec",
+        "SlidingWindowSpec, freed",
+        UP_TO_0_25,
+        FROM_0_26,
+        control=FULL,
+        depth="standard",
+    ),
+    Row("admission.withdrawn-uncached", FULL, "", VERSIONS, ()),
     Row("manager.need-shrinks", "MambaSpec", "raised", ("0.22.1",), WITH_REGISTRY, FULL, "standard"),
 ]
 

@@ -89,6 +89,7 @@ _USED = (
     "progress",
     "cache_blocks",
     "block_ids",
+    "evict",
     "free",
     "reset",
     "new_step",

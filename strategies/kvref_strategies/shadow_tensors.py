@@ -335,7 +335,18 @@ def on_memory(draw: Draw, stage: Stage, description: Description, subject: str) 
             engine.go_on(choice)
 
 
-_CACHE = ("create", "add", "lookup", "allocate", "progress", "cache_blocks", "block_ids", "free", "new_step")
+_CACHE = (
+    "create",
+    "add",
+    "lookup",
+    "allocate",
+    "progress",
+    "cache_blocks",
+    "block_ids",
+    "evict",
+    "free",
+    "new_step",
+)
 _MEMORY = ("allocate", "write_slots", "compare_slots", "copy_slots")
 
 WORKLOADS = [

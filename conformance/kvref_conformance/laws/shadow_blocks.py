@@ -375,6 +375,9 @@ class Shadow:
             part.stay.position = part.stay.there = part.end - part.drafts
             self.resumed += part.stay.number > 1
             self.hits += part.start == part.stay.found > 0
+            if self._stays.get(part.stay.request.name) is not part.stay:
+                # Nobody may be told what became of its drafts; what is certain is kept all the same.
+                self._settle(cache, part)
 
     def _extend(self, part: Part) -> None:
         """Let the request expect what the step computes: tokens it knows, and others."""
@@ -393,10 +396,11 @@ class Shadow:
             known[stay.bad_from :] = [self._wrong_load()] * (end - stay.bad_from)
         for group in cache.groups:
             if group.kind == "MambaSpec":
-                # Into each block there is, the state behind its last token.
+                # Into each block there is, the state behind its last token. That of a load that was wrong is
+                # nothing that an engine could go on from: it goes back to where there is none.
                 for place, _, high in _places(group, first, end):
                     block = _at(tables[group.number], place)
-                    self._put(cache, group, block, 0, [known[high - 1]], stay, high - 1, step)
+                    self._put(cache, group, block, 0, [stay.request.known[high - 1]], stay, high - 1, step)
             elif group.kind not in ("CrossAttentionSpec", "own"):
                 for place, low, high in _places(group, first, end):
                     block = _at(tables[group.number], place)

@@ -32,7 +32,7 @@ FAULTS = [
     ("manager:window_freed_one_block_early", "shadow.reads-own", "SlidingWindowSpec"),
     ("shadow:block_of_two_groups", "shadow.reads-own", "FullAttentionSpec"),
     ("shadow:found_blocks_handed_out", "shadow.hit-content", "FullAttentionSpec"),
-    ("shadow:hit_longer_in_one_group", "shadow.hit-content", "several classes"),
+    ("shadow:hit_longer_in_one_group", "shadow.hit-content", "ChunkedLocalAttentionSpec"),
     ("shadow:salt_not_hashed", "shadow.hit-content", "FullAttentionSpec"),
     ("shadow:sharer_bound_to_another_owner", "shadow.memory", "attention"),
     ("shadow:blocks_too_close", "shadow.memory", "attention"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from kvref.target import CacheGroup, SpecClassInfo
-from kvref_strategies.engine import CHOICES, STRAIGHT, Engine, Setup
+from kvref_strategies.engine import ASKS, CHOICES, STRAIGHT, Engine, Setup
 from kvref_strategies.specs import class_info, declares, judged, minimal, missing_menu
 from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
@@ -287,20 +287,7 @@ def drafted(draw: Draw, stage: Stage, description: Description, subject: str) ->
             engine.go_on(choice)
 
 
-_USED = (
-    "create",
-    "add",
-    "lookup",
-    "allocate",
-    "progress",
-    "cache_blocks",
-    "free",
-    "reset",
-    "new_step",
-    "state",
-)
-
-_PARTS = ("specs", "specs.max_memory", "cache", *(f"cache.{name}" for name in _USED))
+_PARTS = ("specs", "specs.max_memory", "cache", *(f"cache.{name}" for name in (*ASKS, "reset", "state")))
 _UNOBSERVED = "no cache for such layers could be made, or it offered nothing to judge"
 
 WORKLOADS = [

@@ -25,6 +25,9 @@ MAX_REQUESTS = 4
 """That there are at a time."""
 
 
+ASKS = ("create", "add", "lookup", "allocate", "progress", "cache_blocks", "free", "new_step")
+"""Operations of the part `cache` without which no engine does."""
+
 Pick = Callable[[int], int]
 """Decides: it gets a count, and gives a number below it."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvref_strategies.caches import cache_subjects, setups
-from kvref_strategies.engine import CHOICES, Digits, Engine, Setup
+from kvref_strategies.engine import ASKS, CHOICES, Digits, Engine, Setup
 from kvref_strategies.workload import Description, Draw, Driven, Stage, Workload
 
 LOADING = ("loaded", "fail", "admit", "close", "output", "run", "arrive", "abort")
@@ -80,23 +80,10 @@ def drive(stage: Stage, description: Description, setup: dict[str, Any], choices
         _load(stage, description, Setup(**setup), choices)
 
 
-_OPERATIONS = (
-    "create",
-    "add",
-    "lookup",
-    "allocate",
-    "progress",
-    "cache_blocks",
-    "evict",
-    "free",
-    "new_step",
-    "state",
-)
-
 WORKLOADS = [
     Workload(
         "cache.loads",
-        ("cache", *(f"cache.{name}" for name in _OPERATIONS)),
+        ("cache", *(f"cache.{name}" for name in (*ASKS, "evict", "state"))),
         cache_subjects,
         loads,
         weight=0.4,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from kvref_strategies.caches import cache_subjects, kind_of, setups
-from kvref_strategies.engine import CHOICES, Engine, Setup
+from kvref_strategies.engine import ASKS, CHOICES, Engine, Setup
 from kvref_strategies.specs import judged
 from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
@@ -81,24 +81,10 @@ def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
     return asdict(shadow_setups(draw, description, subject))
 
 
-_USED = (
-    "create",
-    "add",
-    "lookup",
-    "allocate",
-    "progress",
-    "cache_blocks",
-    "block_ids",
-    "evict",
-    "free",
-    "reset",
-    "new_step",
-)
-
 WORKLOADS = [
     Workload(
         "shadow.machine",
-        ("cache", *(f"cache.{name}" for name in _USED)),
+        ("cache", *(f"cache.{name}" for name in (*ASKS, "block_ids", "evict", "reset"))),
         shadow_subjects,
         ShadowMachine,
         weight=0.5,

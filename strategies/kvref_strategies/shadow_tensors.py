@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvref.target import CacheGroup, SpecDescriptor
 from kvref_strategies.caches import kind_of
-from kvref_strategies.engine import CHOICES, Engine, Pick, Request, Setup, Step
+from kvref_strategies.engine import ASKS, CHOICES, Engine, Pick, Request, Setup, Step
 from kvref_strategies.specs import class_info, declares
 from kvref_strategies.tensors import draw_arguments, draw_layers, tensor_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
@@ -335,18 +335,6 @@ def on_memory(draw: Draw, stage: Stage, description: Description, subject: str) 
             engine.go_on(choice)
 
 
-_CACHE = (
-    "create",
-    "add",
-    "lookup",
-    "allocate",
-    "progress",
-    "cache_blocks",
-    "block_ids",
-    "evict",
-    "free",
-    "new_step",
-)
 _MEMORY = ("allocate", "write_slots", "compare_slots", "copy_slots")
 
 WORKLOADS = [
@@ -355,7 +343,7 @@ WORKLOADS = [
         (
             "specs",
             "cache",
-            *(f"cache.{name}" for name in _CACHE),
+            *(f"cache.{name}" for name in (*ASKS, "block_ids", "evict", "reset")),
             "tensors",
             *(f"tensors.{name}" for name in _MEMORY),
         ),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvref.target import CacheGroup
 from kvref_strategies.caches import cache_subjects, setups, without_drafts
-from kvref_strategies.engine import Engine
+from kvref_strategies.engine import ASKS, Engine
 from kvref_strategies.workload import Description, Draw, Stage, Workload
 
 
@@ -88,12 +88,10 @@ def _hand_over(engine: Engine) -> None:
         engine.output(step, Given())
 
 
-_USED = ("create", "add", "lookup", "allocate", "progress", "free", "new_step")
-
 WORKLOADS = [
     Workload(
         "cache.withdrawn",
-        ("specs", "cache", *(f"cache.{name}" for name in _USED)),
+        ("specs", "cache", *(f"cache.{name}" for name in ASKS)),
         cache_subjects,
         withdrawn,
         weight=0.3,

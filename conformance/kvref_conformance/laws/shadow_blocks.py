@@ -176,6 +176,24 @@ class Row:
         self.writer, self.step = "nobody", 0
 
 
+class Write(NamedTuple):
+    """What is put into a block."""
+
+    group: Group
+    block: int
+    offset: int
+    """From the start of the block; 0 for a state."""
+    marks: list[int]
+    stay: Stay
+    position: int
+    """Of the first token."""
+    step: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + len(self.marks)
+
+
 class Shadow:
     """Follows the operations on a cache manager. `readings` counts, `wrong` tells what was not right."""
 
@@ -400,12 +418,14 @@ class Shadow:
                 # nothing that an engine could go on from: it goes back to where there is none.
                 for place, _, high in _places(group, first, end):
                     block = _at(tables[group.number], place)
-                    self._put(cache, group, block, 0, [stay.request.known[high - 1]], stay, high - 1, step)
+                    self._put(
+                        cache, Write(group, block, 0, [stay.request.known[high - 1]], stay, high - 1, step)
+                    )
             elif group.kind not in ("CrossAttentionSpec", "own"):
                 for place, low, high in _places(group, first, end):
                     block = _at(tables[group.number], place)
                     offset = low - place * group.block_size
-                    self._put(cache, group, block, offset, known[low:high], stay, low, step)
+                    self._put(cache, Write(group, block, offset, known[low:high], stay, low, step))
 
     def _wrong_load(self) -> int:
         return self._marks.of_its_own("what was loaded wrong")
@@ -433,7 +453,9 @@ class Shadow:
         table, expected = part.tables[group.number], part.stay.expected
         for place, low, high in _places(group, part.start, part.end):
             offset = low - place * group.block_size
-            self._put(cache, group, _at(table, place), offset, expected[low:high], part.stay, low, step)
+            self._put(
+                cache, Write(group, _at(table, place), offset, expected[low:high], part.stay, low, step)
+            )
 
     def _encode(self, cache: Cache, group: Group, part: Part, step: int) -> None:
         stay = part.stay
@@ -441,70 +463,57 @@ class Shadow:
             for place, low, high in _places(group, 0, stay.encoder):
                 block = _at(part.tables[group.number], place)
                 marks = [self._encoder_mark(stay, position) for position in range(low, high)]
-                self._put(cache, group, block, low - place * group.block_size, marks, stay, low, step)
+                self._put(cache, Write(group, block, low - place * group.block_size, marks, stay, low, step))
 
     def _encoder_mark(self, stay: Stay, position: int) -> int:
         return self._marks.of_beginning("the encoder's output for", stay.request.name, position)
 
-    def _put(
-        self,
-        cache: Cache,
-        group: Group,
-        block: int,
-        offset: int,
-        marks: list[int],
-        stay: Stay,
-        position: int,
-        step: int,
-    ) -> None:
+    def _put(self, cache: Cache, write: Write) -> None:
         """Write to a block, which then holds nothing of another group any more."""
+        group, block = write.group, write.block
         if block < 0 or block == cache.shape["null"]:
             return  # whoever reads there finds out
         row = self._rows.get(block)
         if row is None or row.group != group.number:
-            self._check_readers(cache, group, block, offset, marks, stay, position, step)
+            self._check_readers(cache, write)
             row = self._rows[block] = Row(group.number, 1 if group.kind == "MambaSpec" else group.block_size)
-        elif row.marks[offset : offset + len(marks)] != marks:
-            self._check_readers(cache, group, block, offset, marks, stay, position, step)
-        row.marks[offset : offset + len(marks)] = marks
-        row.writer, row.step = stay.request.name, step
+        elif row.marks[write.offset : write.end] != write.marks:
+            self._check_readers(cache, write)
+        row.marks[write.offset : write.end] = write.marks
+        row.writer, row.step = write.stay.request.name, write.step
 
-    def _check_readers(
-        self,
-        cache: Cache,
-        group: Group,
-        block: int,
-        offset: int,
-        marks: list[int],
-        stay: Stay,
-        position: int,
-        step: int,
-    ) -> None:
+    def _check_readers(self, cache: Cache, write: Write) -> None:
         """Nobody else must read there what is then no more."""
-        if block in cache.shape["reserved"]:
-            told = "it is kept for what all requests read"
-            self.wrong.append(Reading("written", stay, group, position, block, told, step))
+        if write.block in cache.shape["reserved"]:
+            self._written(write, "it is kept for what all requests read")
+        row = self._rows.get(write.block)
+        if row is None:
+            return
         for other in self._stays.values():
-            if other is stay or other.excused or other.since > step:
+            if other is write.stay or other.excused or other.since > write.step:
                 continue  # who came later has blocks that were others' then
             for their, table in zip(cache.groups, other.tables, strict=False):
-                if their.kind in ("own", "MambaSpec") or block not in table:
+                if (
+                    their.kind in ("own", "MambaSpec")
+                    or write.block not in table
+                    or row.group != their.number
+                ):
                     continue
-                place = table.index(block)
-                for read, low, high in _places(their, *_attended(their, other)):
-                    if read != place:
-                        continue
-                    first = low - place * their.block_size
-                    wanted = self._wanted(their, other, low, high)
-                    row = self._rows.get(block)
-                    had = row is not None and row.group == their.number
-                    if row is None or not had or row.marks[first : first + high - low] != wanted:
-                        continue  # it is wrong already, or not written yet
-                    new = list(row.marks)
-                    new[offset : offset + len(marks)] = marks
-                    if their.number != group.number or new[first : first + high - low] != wanted:
-                        told = f"{other.request.name} reads positions {low} to {high - 1} there"
-                        self.wrong.append(Reading("written", stay, group, position, block, told, step))
+                new = list(row.marks)
+                new[write.offset : write.end] = write.marks
+                for place, low, high in _places(their, *_attended(their, other)):
+                    first, wanted = low - place * their.block_size, self._wanted(their, other, low, high)
+                    read = slice(first, first + high - low)
+                    if table[place] != write.block or row.marks[read] != wanted:
+                        continue  # elsewhere; or wrong already, or not written yet
+                    if their.number != write.group.number or new[read] != wanted:
+                        self._written(
+                            write, f"{other.request.name} reads positions {low} to {high - 1} there"
+                        )
+
+    def _written(self, write: Write, told: str) -> None:
+        reading = Reading("written", write.stay, write.group, write.position, write.block, told, write.step)
+        self.wrong.append(reading)
 
     def _wanted(self, group: Group, stay: Stay, low: int, high: int) -> list[int]:
         if group.kind == "CrossAttentionSpec":
@@ -518,25 +527,38 @@ class Shadow:
         if group.kind == "CrossAttentionSpec":
             first, end = 0, stay.encoder
         for place, low, high in _places(group, first, end):
-            self.readings += 1
-            block = _at(table, place)
-            if block < 0 or block == cache.shape["null"]:
-                what, told = ("missing", "no block") if block < 0 else ("freed", "the null block")
-                self.wrong.append(Reading(what, stay, group, low, None, told, step, part.again))
-                continue
-            wanted = self._wanted(group, stay, low, high)
-            row = self._rows.get(block)
-            offset = low - place * group.block_size
-            if row is None:
-                self.wrong.append(Reading("other", stay, group, low, block, "nothing ever written", step))
-            elif row.group != group.number or row.marks[offset : offset + high - low] != wanted:
-                position, told = low, f"a block of group {row.group}"
-                if row.group == group.number:
-                    marks = row.marks[offset : offset + high - low]
-                    position += next(n for n, mark in enumerate(marks) if mark != wanted[n])
-                    told = self._marks.in_words(marks[position - low])
-                told += f", written by {row.writer} in step {row.step}"
-                self.wrong.append(Reading("other", stay, group, position, block, told, step))
+            block, offset = _at(table, place), low - place * group.block_size
+            self._compare(cache, group, part, block, offset, self._wanted(group, stay, low, high), low, step)
+
+    def _compare(
+        self,
+        cache: Cache,
+        group: Group,
+        part: Part,
+        block: int,
+        offset: int,
+        wanted: list[int],
+        position: int,
+        step: int,
+    ) -> None:
+        """What a block holds from an offset on with what it should."""
+        self.readings += 1
+        row, what = self._rows.get(block), "other"
+        if block < 0 or block == cache.shape["null"]:
+            what, told = ("missing", "no block") if block < 0 else ("freed", "the null block")
+        elif row is None:
+            told = "nothing ever written"
+        elif row.group != group.number:
+            told = f"a block of group {row.group}, written by {row.writer} in step {row.step}"
+        else:
+            there = row.marks[offset : offset + len(wanted)]
+            if there == wanted:
+                return
+            differs = next(n for n, mark in enumerate(there) if mark != wanted[n])
+            position += differs
+            told = f"{self._marks.in_words(there[differs])}, written by {row.writer} in step {row.step}"
+        where = block if what == "other" else None
+        self.wrong.append(Reading(what, part.stay, group, position, where, told, step, part.again))
 
     # States of recurrent layers: one for each block, that of the last token that it covers.
 
@@ -548,21 +570,7 @@ class Shadow:
         block = stay.states.get(group.number)
         if block is None:
             block = _at(part.tables[group.number], (start - 1) // group.block_size)
-        self.readings += 1
-        row, told = self._rows.get(block), ""
-        if block < 0 or block == cache.shape["null"]:
-            what, told = ("missing", "no block") if block < 0 else ("freed", "the null block")
-            self.wrong.append(Reading(what, stay, group, start - 1, None, told, step))
-            return
-        if row is None:
-            told = "nothing ever written"
-        elif row.group != group.number or row.marks[0] != stay.request.known[start - 1]:
-            told = f"a block of group {row.group}"
-            if row.group == group.number:
-                told = f"the state of {self._marks.in_words(row.marks[0])}"
-            told += f", written by {row.writer} in step {row.step}"
-        if told:
-            self.wrong.append(Reading("other", stay, group, start - 1, block, told, step))
+        self._compare(cache, group, part, block, 0, [stay.request.known[start - 1]], start - 1, step)
 
     def _write_state(self, cache: Cache, group: Group, part: Part, step: int) -> None:
         """The state behind the step, those behind its drafts, and in mode `all` one for each block."""
@@ -573,10 +581,14 @@ class Shadow:
         if group.fields.get("mamba_cache_mode") == "all":
             ends = {place: min((place + 1) * size, part.end) for place in range(part.start // size, last + 1)}
         for place, end in ends.items():
-            self._put(cache, group, _at(table, place), 0, [self._state(stay, end)], stay, end - 1, step)
+            self._put(
+                cache, Write(group, _at(table, place), 0, [self._state(stay, end)], stay, end - 1, step)
+            )
         for draft in range(1, min(part.drafts, group.further_blocks) + 1):
             mark = self._marks.of_its_own(f"a state behind {draft} drafts of {stay.request.name}")
-            self._put(cache, group, _at(table, last + draft), 0, [mark], stay, certain - 1 + draft, step)
+            self._put(
+                cache, Write(group, _at(table, last + draft), 0, [mark], stay, certain - 1 + draft, step)
+            )
         stay.states[group.number] = _at(table, last)
 
     def _state(self, stay: Stay, end: int) -> int:
@@ -599,7 +611,7 @@ class Shadow:
                 row.marks[0] = self._state(stay, end)
             if group.fields.get("mamba_cache_mode") == "align" and end % size == 0 and group.further_blocks:
                 block = _at(table, end // size - 1)
-                self._put(cache, group, block, 0, [self._state(stay, end)], stay, end - 1, part.step)
+                self._put(cache, Write(group, block, 0, [self._state(stay, end)], stay, end - 1, part.step))
         stay.states[group.number] = _at(table, last + accepted)
 
 

@@ -27,6 +27,7 @@ SHOWN_BY = {
     "manager.written-owned": "FullAttentionSpec",
     "connector.failed-load": "FullAttentionSpec",
     "shadow.hit-content": "FullAttentionSpec",
+    "shadow.memory": "attention",
     "shadow.no-foreign-write": "FullAttentionSpec",
     "admission.preempt-resume": "FullAttentionSpec",
     "admission.withdrawn-uncached": "FullAttentionSpec",

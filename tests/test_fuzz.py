@@ -16,9 +16,12 @@ import pytest
 from conftest import TARGETS, Kvref
 from rich.console import Console
 
-from kvref_conformance.findings import Store
+from kvref_conformance.confirm import new_row
+from kvref_conformance.findings import Finding, Store
+from kvref_conformance.laws import LAWS
 from kvref_conformance.report import ForeignDirectory
 from kvref_conformance.report.fuzzing import watching
+from kvref_conformance.results import Status
 from kvref_conformance.schemas import validate
 
 LOSING = "hostile_operations:merge_loses_field"
@@ -171,6 +174,26 @@ def test_a_folder_belongs_to_one_target_and_one_process(folder: Path) -> None:
     store.close()
     with pytest.raises(ForeignDirectory, match=r"it is of vllm 0\.32\.0"):
         Store(folder, {**target, "version": "0.33.0"}, 0)
+
+
+def test_a_damaged_trace_is_refused_and_stays(folder: Path) -> None:
+    store = Store(folder, {"name": "vllm", "version": "0.32.0"}, 0)
+    row = new_row(LAWS["shadow.reads-own"], "FullAttentionSpec", Status.INCOMPLETE, "")
+    row.trace = {"runs": [{"flags": [], "operations": [{"op": "cache.new_step", "args": {}}]}]}
+    row.trace |= {"schema": "kvref.trace/1", "law": row.law, "subject": row.subject, "facet": row.facet}
+    row.trace["target"] = store.target
+    store.save(Finding(row, "0/0", "shadow.machine [FullAttentionSpec]"))
+    store.close()
+    [trace] = traces(folder)
+    intact = trace.read_bytes()
+    trace.write_bytes(intact[:20])
+    with pytest.raises(ForeignDirectory, match=rf"{trace.name} is damaged"):
+        Store(folder, store.target, 0)
+    assert trace.read_bytes() == intact[:20]
+    trace.write_bytes(intact)
+    again = Store(folder, store.target, 0)
+    assert len(again.findings) == 1
+    again.close()
 
 
 def test_another_seed_is_another_round(folder: Path) -> None:

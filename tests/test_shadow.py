@@ -110,7 +110,7 @@ def test_the_story_of_a_wrong_hit() -> None:
         event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"
     ]
     for tables, observed in (
-        ([[second, first, last]], f"block {second} holds position 2 of r1, written by r1 in step 1"),
+        ([[second, first, last]], f"block {second} holds position 2 as r1 has it, written by r1 in step 1"),
         ([[7, second, last]], "block 7 holds nothing ever written"),
         ([[0, second, last]], "the null block"),
     ):
@@ -131,3 +131,31 @@ def test_the_story_of_a_table_that_is_too_short() -> None:
         LAWS["shadow.reads-own"].check([events_with(stage, 1, tables=[[first, second]])])
     assert "r2 reads position 4 of its own" in broken.value.expected
     assert broken.value.observed == "no block"
+
+
+def test_who_wrote_is_told_for_each_place() -> None:
+    """A table that has one block twice: its request has written over itself."""
+    stage = two_requests()
+    [(first, _), _] = [
+        event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"
+    ]
+    with pytest.raises(LawBroken) as broken:
+        LAWS["shadow.reads-own"].check([events_with(stage, 0, tables=[[first, first]])])
+    assert broken.value.observed == f"block {first} holds position 2 as r1 has it, written by r1 in step 1"
+
+
+def test_salts_are_drawn_only_where_requests_can_have_them() -> None:
+    def salts(contents: list[str]) -> set[str | None]:
+        stage = SwiftStage(ReferenceTarget())
+        setup = Setup(
+            [{"spec": FULL, "eagle": False, "kind": "FullAttentionSpec"}],
+            *(10, 2, 2, 16, 16),
+            salts="salt" in contents,
+        )
+        engine = Engine(stage, setup, OPERATIONS, as_told=True)
+        for choice in range(0, 400_000, 997):
+            engine.go_on(choice)
+        return {event["args"]["salt"] for event in stage.runs[0] if event["op"] == "cache.add"}
+
+    assert salts([]) == {None}
+    assert salts(["salt"]) == {None, "salt"}

@@ -181,8 +181,12 @@ class Store:
         except FileNotFoundError:
             return None
         if entry["trace"] is not None:
-            row.trace = json.loads(texts[0])
-            validate(row.trace, "trace")
+            try:
+                row.trace = json.loads(texts[0])
+                validate(row.trace, "trace")
+            except ValueError as error:
+                reason = f"{entry['trace']} is damaged ({error}); remove it to have that searched anew"
+                raise ForeignDirectory(self.directory, reason, "fuzz") from error
         row.program = texts[-1] if entry["repro"] is not None else None
         return Finding(row, entry["seed"], entry["unit"], entry["reduced"], files)
 

@@ -80,6 +80,8 @@ class Setup:
     """Whether another request than the last one may have to make room."""
     withdraws: bool = True
     """Whether it may be one that has its places in the step already."""
+    salts: bool = True
+    """Whether there are requests that share cached content only with those of the same salt."""
     adapters: bool = False
     """Whether there are requests for a model with an adapter, and the same ones without."""
 
@@ -304,7 +306,7 @@ class Engine:
 
     def arrive(self, nothing: None, pick: Pick) -> None:
         """A new request; its prompt begins like another one, or is one, unless it is the first."""
-        salts = [None, None, None, "salt"]
+        salts = [None, None, None, "salt" if self.setup.salts else None]
         length = 1 + pick(self.setup.max_model_len - 1)
         kind = pick(8)
         tokens, salt = [kind % 2] * length, salts[pick(4)]

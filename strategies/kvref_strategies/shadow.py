@@ -53,6 +53,7 @@ def shadow_setups(draw: Draw, description: Description, subject: str) -> Setup:
         setup,
         is_async=setup.is_async or (ahead and setup.max_batches > 1),
         withdraws=False,
+        salts="salt" in description["capabilities"].get("contents", ()),
         adapters="adapter" in description["capabilities"].get("contents", ()),
     )
 

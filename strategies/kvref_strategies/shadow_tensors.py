@@ -285,6 +285,7 @@ def shadow_engine(stage: Stage, description: Description, drawn: dict[str, Any])
         align=block_size if recurrent else None,
         loads=options["loads"],
         whole=options["whole"],
+        salts="salt" in description["capabilities"].get("contents", ()),
         adapters="adapter" in description["capabilities"].get("contents", ()),
     )
     return TensorEngine(stage, setup, description["parts"], layers)

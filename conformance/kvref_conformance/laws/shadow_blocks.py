@@ -51,7 +51,7 @@ class Marks:
         mark = self._numbers.get((before, token))
         if mark is None:
             mark = self._numbers[before, token] = len(self._meanings)
-            self._meanings[mark] = f"position {position} of {request}"
+            self._meanings[mark] = f"position {position} as {request} has it"
         return mark
 
     def of_beginning(self, *what: Any) -> int:
@@ -169,11 +169,13 @@ class Load:
 class Row:
     """What a block holds of a group: a mark for each token, or one for a state."""
 
-    __slots__ = ("group", "marks", "step", "writer")
+    __slots__ = ("group", "last", "marks", "writers")
 
     def __init__(self, group: int, size: int) -> None:
         self.group, self.marks = group, [0] * size
-        self.writer, self.step = "nobody", 0
+        self.last = ("nobody", 0)
+        """Who wrote to it, and in which step."""
+        self.writers = [self.last] * size
 
 
 class Write(NamedTuple):
@@ -366,7 +368,7 @@ class Shadow:
         for copy in each.copies:
             if (source := self._rows.get(copy["source"])) is not None:
                 row = self._rows[copy["destination"]] = Row(source.group, 0)
-                row.marks, row.writer, row.step = list(source.marks), source.writer, each.number
+                row.marks, row.writers, row.last = [*source.marks], [*source.writers], source.last
         for part in each.parts:
             part.start = part.stay.position
             part.drafts = max(0, part.end - len(part.stay.request.known))
@@ -480,7 +482,8 @@ class Shadow:
         elif row.marks[write.offset : write.end] != write.marks:
             self._check_readers(cache, write)
         row.marks[write.offset : write.end] = write.marks
-        row.writer, row.step = write.stay.request.name, write.step
+        row.last = (write.stay.request.name, write.step)
+        row.writers[write.offset : write.end] = [row.last] * len(write.marks)
 
     def _check_readers(self, cache: Cache, write: Write) -> None:
         """Nobody else must read there what is then no more."""
@@ -549,14 +552,16 @@ class Shadow:
         elif row is None:
             told = "nothing ever written"
         elif row.group != group.number:
-            told = f"a block of group {row.group}, written by {row.writer} in step {row.step}"
+            told = f"a block of group {row.group}, {_written_by(row.last)}"
         else:
             there = row.marks[offset : offset + len(wanted)]
             if there == wanted:
                 return
             differs = next(n for n, mark in enumerate(there) if mark != wanted[n])
             position += differs
-            told = f"{self._marks.in_words(there[differs])}, written by {row.writer} in step {row.step}"
+            told = self._marks.in_words(there[differs])
+            if there[differs]:
+                told += f", {_written_by(row.writers[offset + differs])}"
         where = block if what == "other" else None
         self.wrong.append(Reading(what, part.stay, group, position, where, told, step, part.again))
 
@@ -613,6 +618,10 @@ class Shadow:
                 block = _at(table, end // size - 1)
                 self._put(cache, Write(group, block, 0, [self._state(stay, end)], stay, end - 1, part.step))
         stay.states[group.number] = _at(table, last + accepted)
+
+
+def _written_by(who: tuple[str, int]) -> str:
+    return f"written by {who[0]} in step {who[1]}"
 
 
 def _at(table: list[int], place: int) -> int:

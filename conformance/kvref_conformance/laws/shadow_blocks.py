@@ -173,7 +173,7 @@ class Row:
 
     def __init__(self, group: int, size: int) -> None:
         self.group, self.marks = group, [0] * size
-        self.last = ("nobody", 0)
+        self.last: tuple[str, int] = ("nobody", 0)
         """Who wrote to it, and in which step."""
         self.writers = [self.last] * size
 

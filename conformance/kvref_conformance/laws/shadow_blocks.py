@@ -175,7 +175,7 @@ class Row:
         self.group, self.marks = group, [0] * size
         self.last: tuple[str, int] = ("nobody", 0)
         """Who wrote to it, and in which step."""
-        self.writers = [self.last] * size
+        self.writers: list[tuple[str, int]] = [self.last] * size
 
 
 class Write(NamedTuple):

@@ -1,10 +1,12 @@
 """The shadow: what it finds without knowing of anything inside, and what it says of it."""
 
 import io
+import json
 import time
 from typing import Any
 
 import pytest
+from conftest import Kvref
 from rich.console import Console
 
 from kvref_conformance.baseline import NO_BASELINE
@@ -159,3 +161,72 @@ def test_salts_are_drawn_only_where_requests_can_have_them() -> None:
 
     assert salts([]) == {None}
     assert salts(["salt"]) == {None, "salt"}
+
+
+def on_slots(operation: str, outcome: Any, told: str = "r1, positions 0 to 1, FullAttentionSpec") -> Any:
+    arguments = {"layer": "a", "slots": [2, 3], "marks": [5, 6]}
+    arguments |= {"told": told} if operation == "compare_slots" else {}
+    return {"op": f"tensors.{operation}", "args": arguments, "outcome": outcome}
+
+
+WRITTEN = on_slots("write_slots", {"value": None})
+
+
+@pytest.mark.parametrize(
+    ("event", "facet", "observed"),
+    [
+        (on_slots("compare_slots", {"value": []}), None, ""),
+        (on_slots("compare_slots", {"value": [[9, 1]]}), None, ""),
+        (
+            on_slots("compare_slots", {"value": [[0, 6]]}),
+            "FullAttentionSpec, other content",
+            "what a had written, for the place +1 from there",
+        ),
+        (
+            on_slots("compare_slots", {"value": [[1, -1]]}),
+            "FullAttentionSpec, torn",
+            "what nobody wrote as a whole",
+        ),
+        (on_slots("compare_slots", {"value": [[0, 5], [1, 6]]}, "nobody"), None, ""),
+        (
+            on_slots("compare_slots", {"value": [[0, 5]]}, "nobody"),
+            "differences are not told",
+            "no difference",
+        ),
+        *(
+            (on_slots(name, {"error": {"type": "E", "message": "m"}}), f"{name} fails", "E: m")
+            for name in ("write_slots", "compare_slots")
+        ),
+    ],
+)
+def test_what_is_told_of_slots(event: Any, facet: str | None, observed: str) -> None:
+    law = LAWS["shadow.memory"]
+    if facet is None:
+        assert law.check([[WRITTEN, event]]) == 1
+        return
+    with pytest.raises(LawBroken) as broken:
+        law.check([[WRITTEN, event]])
+    assert (broken.value.facets, broken.value.observed) == ((facet,), observed)
+
+
+def test_a_target_that_tells_no_differences_is_found(kvref: Kvref) -> None:
+    ran = kvref.check("silent_memory:target", "--laws", "shadow.memory", "--json")
+    broken = [row for row in json.loads(ran.out)["laws"] if row["status"] == "broken"]
+    assert broken
+    assert {row["facet"] for row in broken} == {"differences are not told"}
+
+
+def test_each_way_of_being_wrong_is_told() -> None:
+    """A block that is missing does not hide another one that has become someone else's."""
+    stage = two_requests()
+    [_, (first, second, _)] = [
+        event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"
+    ]
+    with pytest.raises(LawBroken) as broken:
+        LAWS["shadow.hit-content"].check([events_with(stage, 1, tables=[[0, first]])])
+    assert broken.value.facets == ("FullAttentionSpec, freed", "FullAttentionSpec, other")
+    assert (
+        broken.value.observed == f"the null block; block {first} holds position 0 as r1 has it, "
+        "written by r1 in step 1"
+    )
+    assert second

@@ -48,6 +48,8 @@ class TensorEngine(Engine):
         """Requests whose loads have not been written."""
         self._copies: list[dict[str, int]] = []
         self._excused: set[str] = set()
+        self._tried: set[str] = set()
+        """Layers that have been compared with what is wrong."""
 
     # What is told on the way.
 
@@ -168,7 +170,12 @@ class TensorEngine(Engine):
     def _compare(self, number: int, slots: list[int], marks: list[int], told: str) -> None:
         for owner, sharers in self.layers[number].items() if slots else ():
             for layer in (owner, *sharers):
-                self._perform("compare_slots", layer, slots, self._in_layer(owner, marks), told=told)
+                true = self._in_layer(owner, marks)
+                self._perform("compare_slots", layer, slots, true, told=told)
+                if layer not in self._tried:
+                    # With marks of which the first byte is another one, however few bytes a slot has.
+                    self._tried.add(layer)
+                    self._perform("compare_slots", layer, slots, [mark + 1 for mark in true], told="nobody")
 
     def _slots(self, request: Request, number: int, first: int, end: int) -> tuple[list[int], list[int]]:
         """The places of positions in the blocks of a group, as far as there are blocks, and their marks."""
@@ -251,9 +258,15 @@ def _first_read(group: CacheGroup, position: int) -> int:
     return 0
 
 
-def shadow_engine(stage: Stage, description: Description, drawn: dict[str, Any]) -> TensorEngine | None:
-    """Allocate, and make a cache manager for the groups that this answers; None where either cannot be."""
-    arguments, options = drawn["allocate"], drawn["options"]
+def shadow_engine(
+    stage: Stage, description: Description, arguments: dict[str, Any], options: dict[str, Any]
+) -> TensorEngine | None:
+    """Allocate, and make a cache manager for the groups that this answers; None where either cannot be.
+
+    Args:
+        arguments: of `tensors.allocate`.
+        options: of the engine, `batch` for the most tokens of a step.
+    """
     made = stage.perform("tensors.allocate", **arguments)
     if "value" not in made:
         return None
@@ -318,19 +331,15 @@ def on_memory(draw: Draw, stage: Stage, description: Description, subject: str) 
     if not layers:
         return
     states = subject != "recurrent states" or description["capabilities"].get("loads_states", True)
-    drawn = {
-        "allocate": {
-            **draw_arguments(draw, description, layers),
-            "num_blocks": draw(st.sampled_from([8, 12, 24])),
-        },
-        "options": {
-            "batch": draw(st.sampled_from([32, 8, 5])),
-            "drafts": draw(st.sampled_from([0, 0, 2])),
-            "loads": bool(states) and draw(st.booleans()),
-            "whole": draw(st.booleans()),
-        },
+    num_blocks = draw(st.sampled_from([8, 12, 24]))
+    arguments = {**draw_arguments(draw, description, layers), "num_blocks": num_blocks}
+    options = {
+        "batch": draw(st.sampled_from([32, 8, 5])),
+        "drafts": draw(st.sampled_from([0, 0, 2])),
+        "loads": bool(states) and draw(st.booleans()),
+        "whole": draw(st.booleans()),
     }
-    engine = shadow_engine(stage, description, drawn)
+    engine = shadow_engine(stage, description, arguments, options)
     if engine is not None:
         for choice in draw(st.lists(st.integers(0, CHOICES - 1), min_size=20, max_size=60)):
             engine.go_on(choice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,29 +62,8 @@ def salt_not_hashed() -> ReferenceTarget:
 
 def block_of_two_requests() -> ReferenceTarget:
     """Whose table gets longer is given the last block of another table of that length."""
-
-    def allocate(coordinator: KVCacheCoordinator, request_id: str, *arguments: Any) -> tuple[list[int], ...]:
-        added = _allocate(coordinator, request_id, *arguments)
-        manager = coordinator.single_type_managers[0]
-        _share_last_block(manager, request_id, bool(added[0]))
-        return tuple(
-            each.req_to_blocks[request_id][len(each.req_to_blocks[request_id]) - len(new) :]
-            for each, new in zip(coordinator.single_type_managers, added, strict=True)
-        )
-
-    break_it(KVCacheCoordinator, "allocate", allocate)
+    _share_last_blocks(lambda coordinator, request_id: True)
     return ReferenceTarget()
-
-
-def _share_last_block(manager: SingleTypeKVCacheManager, request_id: str, longer: bool) -> None:
-    tables = manager.req_to_blocks
-    table = tables[request_id]
-    equals = [each for name, each in tables.items() if name != request_id and len(each) == len(table)]
-    others = [each for each in equals if each and each[-1]]
-    if longer and others and table[-1] != others[0][-1]:
-        manager.block_pool.touch([others[0][-1]])
-        manager.block_pool.free_blocks([table[-1]])
-        table[-1] = others[0][-1]
 
 
 def block_of_another_for_who_comes_back() -> ReferenceTarget:
@@ -94,19 +73,27 @@ def block_of_another_for_who_comes_back() -> ReferenceTarget:
         vars(manager.coordinator).setdefault("away", set()).add(request.request_id)
         _free(manager, request)
 
+    break_it(KVCacheManager, "free", free)
+    _share_last_blocks(lambda coordinator, request_id: request_id in vars(coordinator).get("away", ()))
+    return ReferenceTarget()
+
+
+def _share_last_blocks(concerns: Callable[[KVCacheCoordinator, str], bool]) -> None:
+    """Where it concerns the request, the last block is that of another table of the same length."""
+
     def allocate(coordinator: KVCacheCoordinator, request_id: str, *arguments: Any) -> tuple[list[int], ...]:
         added = _allocate(coordinator, request_id, *arguments)
-        manager = coordinator.single_type_managers[0]
-        came_back = request_id in vars(coordinator).get("away", ())
-        _share_last_block(manager, request_id, bool(added[0]) and came_back)
-        return tuple(
-            each.req_to_blocks[request_id][len(each.req_to_blocks[request_id]) - len(new) :]
-            for each, new in zip(coordinator.single_type_managers, added, strict=True)
-        )
+        tables = coordinator.single_type_managers[0].req_to_blocks
+        table, new = tables[request_id], added[0]
+        equals = [each for name, each in tables.items() if name != request_id and len(each) == len(table)]
+        others = [each[-1] for each in equals if each and each[-1]]
+        if new and others and table[-1] != others[0] and concerns(coordinator, request_id):
+            coordinator.block_pool.touch([others[0]])
+            coordinator.block_pool.free_blocks([table[-1]])
+            table[-1] = new[-1] = others[0]
+        return added
 
-    break_it(KVCacheManager, "free", free)
     break_it(KVCacheCoordinator, "allocate", allocate)
-    return ReferenceTarget()
 
 
 def block_of_two_groups() -> ReferenceTarget:
@@ -126,7 +113,7 @@ def block_of_two_groups() -> ReferenceTarget:
 
 
 def found_blocks_handed_out() -> ReferenceTarget:
-    """The blocks of a hit are held when all others have been taken, and may be among these."""
+    """The last block that a request is given is one of those just found for it, evicted to make room."""
 
     def allocate(
         coordinator: KVCacheCoordinator,
@@ -138,15 +125,12 @@ def found_blocks_handed_out() -> ReferenceTarget:
         pool = coordinator.block_pool
         found = [block for hit in hits for block in hit if block and pool.get_ref_cnt(block) == 0]
         added = _allocate(coordinator, request_id, slots, hits, computed)
-        new = [block for group in added for block in group if block]
-        if found and new:
-            first = coordinator.single_type_managers[0].req_to_blocks[request_id]
-            if added[0] and added[0][-1] and found[0] not in new:
-                # As if it had been evicted for this one.
-                pool.evict_blocks([found[0]])
-                pool.touch([found[0]])
-                pool.free_blocks([first[-1]])
-                first[-1] = added[0][-1] = found[0]
+        if found and added[0] and added[0][-1]:
+            pool.evict_blocks([found[0]])
+            pool.touch([found[0]])
+            pool.free_blocks([added[0][-1]])
+            table = coordinator.single_type_managers[0].req_to_blocks[request_id]
+            table[-1] = added[0][-1] = found[0]
         return added
 
     break_it(KVCacheCoordinator, "allocate", allocate)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from kvref_conformance.laws.core import Law, LawBroken, Runs
 from kvref_conformance.laws.shadow_blocks import Reading, shadow_of
 from kvref_conformance.results import Level
+
+ON_SLOTS = ("tensors.write_slots", "tensors.copy_slots", "tensors.compare_slots")
+
+NOBODY = "nobody"
+"""Who reads where marks are wrong on purpose, to see that differences are told at all."""
 
 
 def reads_own(runs: Runs) -> int:
@@ -42,29 +48,60 @@ def memory_reads_own(runs: Runs) -> int:
     judged = 0
     written: dict[int, str] = {}
     for event in runs[0]:
-        arguments = event["args"]
-        if event["op"] == "tensors.write_slots" and "value" in event["outcome"]:
-            written |= dict.fromkeys(arguments["marks"], arguments["layer"])
-        if event["op"] != "tensors.compare_slots" or "value" not in event["outcome"]:
-            continue
-        judged += 1
-        for place, mark in event["outcome"]["value"]:
-            slot, layer = arguments["slots"][place], arguments["layer"]
-            there = f"what {written[mark]} had written" if mark in written else "what nobody wrote as a whole"
-            if mark in written and mark in arguments["marks"]:
-                there += f", for the place {arguments['marks'].index(mark) - place:+} from there"
-            whose = "another layer's" if written.get(mark, layer) != layer else "other content"
+        arguments, outcome = event["args"], event["outcome"]
+        if event["op"] in ON_SLOTS and (error := outcome.get("error")):
+            operation = event["op"].partition(".")[2]
             raise LawBroken(
-                f"through {layer}, slot {slot}: what was written there for {arguments['told']}",
-                there,
-                (f"{arguments['told'].rpartition(', ')[2]}, {whose if mark in written else 'torn'}",),
+                f"through {arguments['layer']}: {operation} of slots that are in its blocks",
+                f"{error['type']}: {error['message']}",
+                (f"{operation} fails",),
             )
+        if event["op"] == "tensors.write_slots":
+            written |= dict.fromkeys(arguments["marks"], arguments["layer"])
+        if event["op"] == "tensors.compare_slots" and "value" in outcome:
+            judged += 1
+            told = {
+                place: mark for place, mark in outcome["value"] if place in range(len(arguments["slots"]))
+            }
+            if arguments["told"] == NOBODY:
+                _all_are_told(arguments, told)
+            elif told:
+                _nothing_is_told(arguments, told, written)
     return judged
 
 
+def _all_are_told(arguments: dict[str, Any], told: dict[int, int]) -> None:
+    silent = [slot for place, slot in enumerate(arguments["slots"]) if place not in told]
+    if silent:
+        raise LawBroken(
+            f"through {arguments['layer']}, slots {silent}: other marks than these, which nobody wrote there",
+            "no difference",
+            ("differences are not told",),
+        )
+
+
+def _nothing_is_told(arguments: dict[str, Any], told: dict[int, int], written: dict[int, str]) -> None:
+    layer = arguments["layer"]
+    place, mark = next(iter(told.items()))
+    there = f"what {written[mark]} had written" if mark in written else "what nobody wrote as a whole"
+    if mark in written and mark in arguments["marks"]:
+        there += f", for the place {arguments['marks'].index(mark) - place:+} from there"
+    whose = "another layer's" if written.get(mark, layer) != layer else "other content"
+    raise LawBroken(
+        f"through {layer}, slot {arguments['slots'][place]}: what was written there for {arguments['told']}",
+        there,
+        (f"{arguments['told'].rpartition(', ')[2]}, {whose if mark in written else 'torn'}",),
+    )
+
+
 def _judge(wrong: list[Reading], concerned: Callable[[Reading], bool]) -> None:
+    """Tell of each way of being wrong once."""
+    ways: dict[str, Reading] = {}
     for each in filter(concerned, wrong):
-        raise LawBroken(*_in_words(each), (_facet(each),))
+        ways.setdefault(_facet(each), each)
+    if ways:
+        expected, observed = ("; ".join(texts) for texts in zip(*map(_in_words, ways.values()), strict=True))
+        raise LawBroken(expected, observed, tuple(ways))
 
 
 def _facet(each: Reading) -> str:

@@ -224,7 +224,7 @@ class Runner:
 
         try:
             timely = takewhile(lambda unit: not late(unit), units)
-            starts = (self.start(unit, self._effort(unit)) for unit in timely)
+            starts = (self.start(unit, self.effort(unit)) for unit in timely)
             for one, told in work_off(starts, self._options.jobs, late):
                 if told is None:
                     self._watcher.unit_done(one.unit.name)
@@ -250,7 +250,8 @@ class Runner:
         self._watcher.unit_started(unit.name)
         return one
 
-    def _effort(self, unit: Unit) -> Effort:
+    def effort(self, unit: Unit) -> Effort:
+        """How much the options ask of a unit."""
         depth, driven = self._options.depth, unit.workload.driven
         return Effort(
             self._options.seed, DEPTHS[depth], 0 if driven is None else driven.examples.get(depth, 0)

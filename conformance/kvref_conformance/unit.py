@@ -5,7 +5,8 @@ another. Then each law and facet found broken, and not known, is searched again 
 that one as the only judge, and Hypothesis reduces the example. What broke in driven examples alone is
 reduced by the driver.
 
-A unit of a fuzz tells what it sees broken at once, before it is reduced: the fuzz may end at any moment.
+A unit of a fuzz tells what it sees broken at once, before it is reduced: the fuzz may end at any moment. A
+trial only asks when a law breaks first: nothing is reduced then.
 """
 
 from __future__ import annotations
@@ -99,11 +100,15 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
     journal = Journal(Path(request["journal"]))
     report = Report(channel, request)
     explorer = Explorer(workload, request, new_stage)
-    findings = _collect(explorer, laws, report)
+    enough = partial(_is_enough, request["until"])
+    findings = _collect(explorer, laws, report, enough)
     driver = Driver(target, workload, request, journal)
-    driven = _drive(driver, explorer.setups(request["driven"]), laws, report)
+    driven = _drive(driver, explorer.setups(request["driven"]), laws, report, enough)
     for law in laws:
         found = findings["laws"][law.id]
+        if not request["reduce"]:
+            found["unreduced"], found["broken"] = sorted(found.pop("facets").union(driven[law.id])), []
+            continue
         accepted = request["accepted"].get(law.id, ())
         drawn = found.pop("facets")
         facets = sorted(drawn.union(driven[law.id]) - set(request["known"].get(law.id, ())))
@@ -118,9 +123,18 @@ def run_unit(target: Target, request: Message, channel: Channel) -> None:
     channel.send({"findings": {**findings, **report.counted()}})
 
 
-def _collect(explorer: Explorer, laws: list[Law], report: Report) -> dict[str, Any]:
+def _is_enough(until: list[str], per_law: dict[str, dict[str, Any]]) -> bool:
+    """Whether one of these laws has broken."""
+    return any(per_law[law]["first"] is not None for law in until if law in per_law)
+
+
+def _collect(
+    explorer: Explorer, laws: list[Law], report: Report, enough: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
     """Every example, judged by every law."""
-    per_law: dict[str, dict[str, Any]] = {law.id: {"examples": 0, "facets": set()} for law in laws}
+    per_law: dict[str, dict[str, Any]] = {
+        law.id: {"examples": 0, "facets": set(), "first": None} for law in laws
+    }
     findings: dict[str, Any] = {"laws": per_law, "died": None, **dict.fromkeys(COUNTED, 0)}
     report.findings = findings
     started = time.monotonic()
@@ -128,12 +142,14 @@ def _collect(explorer: Explorer, laws: list[Law], report: Report) -> dict[str, A
     def judge(stage: Stage) -> None:
         findings["examples"] += 1
         findings["steps"] += stage.steps
+        findings["seconds"] = time.monotonic() - started
         report.saw(stage)
         for law in laws:
-            for facet in _judge(law, stage, per_law):
+            for facet in _judge(law, stage, findings):
                 per_law[law.id]["facets"].add(facet)
                 report.broke(law, facet, lambda: stage)
-        findings["seconds"] = time.monotonic() - started
+        if enough(per_law):
+            raise _Stop
         if died := stage.died:
             findings["died"] = {"how": died, "trace": stage.trace()}
             raise _Stop
@@ -147,25 +163,34 @@ def _collect(explorer: Explorer, laws: list[Law], report: Report) -> dict[str, A
     return findings
 
 
-def _judge(law: Law, stage: Stage, per_law: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+def _judge(law: Law, stage: Stage, findings: dict[str, Any]) -> tuple[str, ...]:
     """The ways in which the example breaks the law; it counts if it gave the law anything to judge."""
+    found = findings["laws"][law.id]
     try:
-        per_law[law.id]["examples"] += law.check(stage.runs) > 0
+        found["examples"] += law.check(stage.runs) > 0
     except LawBroken as broken:
-        per_law[law.id]["examples"] += 1
+        found["examples"] += 1
+        found["first"] = found["first"] or {
+            "examples": findings["examples"],
+            "seconds": findings["seconds"] + findings["driven_seconds"],
+        }
         return broken.facets
     return ()
 
 
 def _drive(
-    driver: Driver, setups: list[dict[str, Any]], laws: list[Law], report: Report
+    driver: Driver,
+    setups: list[dict[str, Any]],
+    laws: list[Law],
+    report: Report,
+    enough: Callable[[dict[str, Any]], bool],
 ) -> dict[str, dict[str, Example]]:
     """An example that goes on from each setup, judged by every law: those that broke it, by law and facet."""
     broken: dict[str, dict[str, Example]] = {law.id: {} for law in laws}
     findings = report.findings
     started = time.monotonic()
     for example in driver.examples(setups):
-        if findings["died"]:
+        if findings["died"] or enough(findings["laws"]):
             break
         stage = driver.perform_swiftly(example)
         findings["examples"] += 1
@@ -173,14 +198,15 @@ def _drive(
         if findings["driven_examples"] % SAMPLED == 0:
             report.saw(stage)
         findings["driven_examples"] += 1
+        findings["driven_seconds"] = time.monotonic() - started
         for law in laws:
-            for facet in _judge(law, stage, findings["laws"]):
+            for facet in _judge(law, stage, findings):
                 if broken[law.id].setdefault(facet, example) is example:
                     report.broke(law, facet, partial(driver.perform, example))
         if died := stage.died:
             findings["died"] = {"how": died, "trace": stage.trace()}
-        findings["driven_seconds"] = time.monotonic() - started
         report.progress()
+    findings["driven_seconds"] = time.monotonic() - started
     return broken
 
 

@@ -65,6 +65,10 @@ class Effort:
     database: str = ""
     """A folder for examples that are being reduced. With one, a unit tells at once what it sees broken, and
     what its examples had an engine do."""
+    reduce: bool = True
+    """Whether what breaks is made smaller."""
+    until: tuple[str, ...] = ()
+    """Laws that end the unit when one of them breaks."""
 
 
 def seed_of(root: int | str, workload: str, subject: str) -> int:
@@ -105,6 +109,8 @@ class Running:
             "examples": max(1, round(effort.examples * unit.workload.weight)),
             "driven": effort.driven,
             "database": effort.database,
+            "reduce": effort.reduce,
+            "until": list(effort.until),
             "hosts": dict(hosts),
             "timeout": timeout,
             "journal": str(self._journal),

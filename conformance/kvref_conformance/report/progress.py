@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kvref_conformance.report.text import visible
 
-__all__ = ["Progress", "progress"]
+__all__ = ["Progress", "Silence", "progress"]
 
 _SECONDS_BETWEEN_LINES = 30.0
 _LONGEST_NAME = 60
@@ -31,6 +31,18 @@ class Progress(Protocol):
     def unit_progress(self, name: str, examples: int) -> None:
         """So many examples of the unit have run."""
         ...
+
+    def unit_done(self, name: str) -> None: ...
+
+
+class Silence:
+    """Tells nothing: of what is part of something that has progress of its own."""
+
+    def phase(self, name: str) -> None: ...
+
+    def unit_started(self, name: str) -> None: ...
+
+    def unit_progress(self, name: str, examples: int) -> None: ...
 
     def unit_done(self, name: str) -> None: ...
 

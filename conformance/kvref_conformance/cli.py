@@ -1,4 +1,4 @@
-"""The command line: `kvref check | fuzz | laws | doctor | replay | hosts | matrix`."""
+"""The command line: `kvref check | fuzz | laws | doctor | replay | faults | hosts | matrix`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ import click
 from rich.console import Console
 
 import kvref
-from kvref_conformance import baseline as baselines, hosts as releases, matrix as matrices, schemas
+from kvref_conformance import (
+    baseline as baselines,
+    fault_matrix,
+    hosts as releases,
+    matrix as matrices,
+    schemas,
+)
 from kvref_conformance.check import DEVICES, NoSuchLaw, choose_baseline, loaded, prepare, select_laws
 from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
@@ -35,6 +41,7 @@ from kvref_conformance.report import (
     render_laws,
     write_report,
 )
+from kvref_conformance.report.faults import page as fault_page, render_faults
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.fuzzing import render_fuzz, watching
 from kvref_conformance.report.lawbook import laws_page
@@ -52,6 +59,7 @@ _POLITE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _REFUSED = (
     NoSuchLaw,
     NoSuchSubject,
+    fault_matrix.NoSuchArea,
     UnknownTarget,
     TargetFailed,
     ProfileError,
@@ -202,6 +210,13 @@ _baseline_option = click.option(
     "--baseline",
     metavar="FILE|none",
     help="Known deviations; by default those shipped for the target's version, if any.",
+)
+_output_option = click.option(
+    "-o",
+    "output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_writable,
+    help="File to write a page of Markdown to.",
 )
 
 
@@ -481,6 +496,53 @@ def replay(
     context.exit(1)
 
 
+@cli.command()
+@click.option(
+    "--area", "areas", multiple=True, metavar="GLOB", help="Only faults of these areas, e.g. 'pool'."
+)
+@_seed_option
+@_jobs_option
+@click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
+@_output_option
+@click.pass_context
+def faults(
+    context: click.Context, areas: tuple[str, ...], seed: int, jobs: int, as_json: bool, output: Path | None
+) -> None:
+    """Break the reference in many ways, and see which laws notice, and how soon.
+
+    Each fault is judged by the laws of its area; the reference as it is, the control, by all of these. All
+    areas take some ten minutes. A fault is a target like any other:
+
+    \b
+      kvref faults --area pool                                          a minute
+      kvref check kvref_conformance.faults.pool:null_block_gets_a_key   one fault, with its smallest example
+
+    \b
+    Exit codes:  0  each fault broke the law that is there for it, and the control none
+                 1  one did not, or the control did
+                 2  bad usage
+                 3  something could not be judged to the end
+    """
+    chosen = fault_matrix.faults(areas)
+    tried = []
+    with progress(Console(stderr=True)) as watcher:
+        watcher.phase(f"trying {len(chosen)} faults")
+        for each in fault_matrix.try_all(chosen, seed, jobs, watcher):
+            tried.append(each)
+    if output is not None:
+        asked = "".join(f" --area {shlex.quote(area)}" for area in areas) + (
+            f" --seed {seed}" if seed else ""
+        )
+        output.write_text(fault_page(tried, f"kvref faults{asked}"), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(fault_matrix.document(tried, seed), indent=1))
+    else:
+        render_faults(tried, Console())
+    if not all(each.as_it_should_be for each in tried):
+        context.exit(1)
+    context.exit(EXIT_CODES[Verdict.INCOMPLETE] if any(each.trial.open for each in tried) else 0)
+
+
 @cli.group(invoke_without_command=True)
 @click.pass_context
 def hosts(context: click.Context) -> None:
@@ -513,13 +575,7 @@ def prepare_hosts(versions: tuple[str, ...]) -> None:
 @_depth_option
 @_seed_option
 @_jobs_option
-@click.option(
-    "-o",
-    "output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=_writable,
-    help="File to write the page to, instead of to the screen.",
-)
+@_output_option
 @click.pass_context
 def matrix(
     context: click.Context,

@@ -1,4 +1,4 @@
-"""Try whether laws catch a target that is known to be wrong, and how soon: nothing is reduced, or confirmed."""
+"""Try whether laws catch a target that is known to be wrong, and how soon. Nothing is reduced."""
 
 from __future__ import annotations
 

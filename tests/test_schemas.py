@@ -7,7 +7,17 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvref_conformance.results import Level, Status, Verdict
-from kvref_conformance.schemas import BASELINE, FUZZ, REPORT, TRACE, InvalidDocument, Name, schema, validate
+from kvref_conformance.schemas import (
+    BASELINE,
+    FAULTS,
+    FUZZ,
+    REPORT,
+    TRACE,
+    InvalidDocument,
+    Name,
+    schema,
+    validate,
+)
 
 NAMES: tuple[Name, ...] = get_args(Name)
 RUNS = [{"flags": ["-O"], "operations": [{"op": "specs.build", "args": {"spec": {}}}]}]
@@ -136,12 +146,35 @@ def fuzz() -> dict[str, Any]:
     }
 
 
-DOCUMENTS = {"trace": trace, "baseline": baseline, "report": report, "profile": profile, "fuzz": fuzz}
+def faults() -> dict[str, Any]:
+    told = {"caught_by": ["pool.reset"], "subject": "pool", "seconds": 0.2, "examples": 24, "open": []}
+    return {
+        "schema": "kvref.faults/1",
+        "seed": 0,
+        "control": {"name": "reference", **told, "caught_by": [], "subject": ""},
+        "faults": [{"name": "pool:one", "area": "pool", "law": "pool.reset", "source": "", **told}],
+    }
+
+
+DOCUMENTS = {
+    "trace": trace,
+    "baseline": baseline,
+    "report": report,
+    "profile": profile,
+    "fuzz": fuzz,
+    "faults": faults,
+}
 
 
 def test_every_shipped_schema_is_a_schema_and_has_a_document_here() -> None:
     assert set(NAMES) == set(DOCUMENTS)
-    versions: dict[Name, str] = {"report": REPORT, "trace": TRACE, "baseline": BASELINE, "fuzz": FUZZ}
+    versions: dict[Name, str] = {
+        "report": REPORT,
+        "trace": TRACE,
+        "baseline": BASELINE,
+        "fuzz": FUZZ,
+        "faults": FAULTS,
+    }
     for name, versioned in versions.items():
         document = schema(name)
         Draft202012Validator.check_schema(document)

@@ -7,8 +7,9 @@ from rich.console import Console
 
 from kvref_conformance.baseline import NO_BASELINE
 from kvref_conformance.check import loaded
+from kvref_conformance.fault_matrix import near
 from kvref_conformance.faults import FAULTS
-from kvref_conformance.laws import ANSWERS, LAWS, Law
+from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.report import progress
 from kvref_conformance.results import Result, Row, Status
 from kvref_conformance.runner import DEPTHS, Options
@@ -73,15 +74,10 @@ def test_the_reference_keeps_every_law() -> None:
     assert missing == {*plugins, "manager.copies-reported"}
 
 
-def near(law: Law) -> set[str]:
-    """The areas of which nothing else may break: its own, and those that merge specs for what ends there."""
-    return {"spec", "plan"} if law is ANSWERS else {law.area}
-
-
 def check_fault(fault: str) -> tuple[list[Row], list[Row]]:
     """What is told of the law that the fault breaks, and of the others of its area."""
     law = LAWS[FAULTS[fault]]
-    others = tuple(other.id for other in LAWS.values() if other is law or other.area in near(law))
+    others = tuple(other.id for other in LAWS.values() if other is law or other.area in near(law.id))
     in_cache = law.area in CACHE_AREAS or law.id in SHOWN_BY
     subjects = (SHOWN_BY.get(law.id, "SlidingWindowSpec"),) if in_cache else ()
     # Laws of other areas that look into the cache are slow, and have areas like themselves.

@@ -6,6 +6,8 @@ changes the reference for the whole process, so a fault is loaded in a process o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 FAULTS: dict[str, str] = {
     "kvref_conformance.faults.registry:base_of_the_farthest_ancestor": "registry.nearest-base",
     "kvref_conformance.faults.registry:built_ins_only_into_an_empty_table": "registry.order-free",
@@ -119,3 +121,124 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.target:merge_ends_the_process": "target.answers",
 }
 """Target name of each fault, and the one law that it breaks."""
+
+
+class Reported(NamedTuple):
+    """What is known of a fault that others have reported of a cache of theirs."""
+
+    law: str
+    """The law that is meant to find it."""
+    source: str
+    """Where it was reported. The fault has the idea of it, and nothing else."""
+    depth: str = "quick"
+    """From which depth on the law finds it."""
+
+
+REPORTED: dict[str, Reported] = {
+    "kvref_conformance.faults.reported_registry:start_forgets_what_was_registered": Reported(
+        "registry.order-free", "vLLM issue 18740"
+    ),
+    "kvref_conformance.faults.reported_pool:evicted_block_knows_its_key": Reported(
+        "pool.hash-metadata", "kvcached issue 362"
+    ),
+    "kvref_conformance.faults.reported_pool:bad_blocks_found_while_held": Reported(
+        "connector.failed-load", "vLLM PR 26813"
+    ),
+    "kvref_conformance.faults.reported_pool:line_outlives_a_reset": Reported(
+        "pool.partition", "SGLang PR 26009"
+    ),
+    "kvref_conformance.faults.reported_pool:found_again_and_still_the_oldest": Reported(
+        "pool.reuse-order", "antonellof/ferrox PR 14"
+    ),
+    "kvref_conformance.faults.reported_pool:cached_counts_as_used": Reported(
+        "pool.null-block", "xLLM-AI/xllm PR 829"
+    ),
+    "kvref_conformance.faults.reported_pool:removal_told_of_each_copy": Reported(
+        "events.replay", "vLLM PR 55092"
+    ),
+    "kvref_conformance.faults.reported_pool:tokens_of_skipped_blocks_told": Reported(
+        "events.metadata", "vLLM issue 44451"
+    ),
+    "kvref_conformance.faults.reported_managers:left_behind_and_not_new_again": Reported(
+        "manager.zeroing-reported", "vLLM PR 47574"
+    ),
+    "kvref_conformance.faults.reported_managers:given_up_twice_while_under_way": Reported(
+        "manager.free-returns-all", "sgl-project/sglang-jax PR 994"
+    ),
+    "kvref_conformance.faults.reported_managers:reference_left_on_the_copy": Reported(
+        "manager.references", "Avarok-Cybersecurity/atlas PR 373"
+    ),
+    "kvref_conformance.faults.reported_managers:room_for_drafts_behind_the_longest": Reported(
+        "manager.held-bounded", "vLLM PR 53812", "standard"
+    ),
+    "kvref_conformance.faults.reported_managers:loaded_state_not_counted": Reported(
+        "admission.never-raises", "vLLM PR 46892", "standard"
+    ),
+    "kvref_conformance.faults.reported_managers:fewer_than_before_asserted_away": Reported(
+        "manager.need-shrinks", "weicj/vLLM-2080Ti-Definitive PR 137"
+    ),
+    "kvref_conformance.faults.reported_managers:state_within_a_block_gets_its_key": Reported(
+        "shadow.hit-content", "vLLM PR 51113"
+    ),
+    "kvref_conformance.faults.reported_managers:state_found_before_it_is_written": Reported(
+        "shadow.hit-content", "kvcached PR 363"
+    ),
+    "kvref_conformance.faults.reported_hits:window_shorter_by_what_is_read_ahead": Reported(
+        "coordinator.hit-maximal", "vLLM PR 17398"
+    ),
+    "kvref_conformance.faults.reported_hits:block_read_ahead_gets_no_key": Reported(
+        "coordinator.eagle-one-unit", "vLLM PR 44082", "standard"
+    ),
+    "kvref_conformance.faults.reported_hits:each_look_drops_a_block": Reported(
+        "coordinator.eagle-one-unit", "vLLM issue 32802"
+    ),
+    "kvref_conformance.faults.reported_hits:one_list_cut_to_the_hit": Reported(
+        "coordinator.hit-aligned", "vllm-ascend PR 14810", "standard"
+    ),
+    "kvref_conformance.faults.reported_hits:common_if_held_often_enough": Reported(
+        "coordinator.common-prefix", "vLLM issue 23130", "standard"
+    ),
+    "kvref_conformance.faults.reported_hits:nothing_left_to_compute": Reported(
+        "coordinator.hit-aligned", "vLLM PR 3239"
+    ),
+    "kvref_conformance.faults.reported_hits:found_once_for_all": Reported(
+        "coordinator.hit-maximal", "vLLM PR 17305"
+    ),
+    "kvref_conformance.faults.reported_hits:later_hashes_begin_anew": Reported(
+        "shadow.hit-content", "inference-sim/inference-sim issue 209"
+    ),
+    "kvref_conformance.faults.reported_admission:held_although_refused": Reported(
+        "admission.none-changes-nothing", "vLLM PR 11565"
+    ),
+    "kvref_conformance.faults.reported_admission:one_group_after_the_other": Reported(
+        "shadow.hit-content", "vLLM PR 44409"
+    ),
+    "kvref_conformance.faults.reported_admission:found_blocks_cost_nothing": Reported(
+        "admission.never-raises", "vLLM PR 6849"
+    ),
+    "kvref_conformance.faults.reported_admission:next_in_line_for_the_one_found": Reported(
+        "admission.hits-pinned", "TensorRT-LLM PR 8830"
+    ),
+    "kvref_conformance.faults.reported_admission:table_goes_on_from_before_preemption": Reported(
+        "admission.preempt-resume", "LMCache PR 2984"
+    ),
+    "kvref_conformance.faults.reported_memory:kept_if_the_request_left_first": Reported(
+        "connector.held-until-sent", "LMCache issue 1130"
+    ),
+    "kvref_conformance.faults.reported_memory:given_up_twice_when_done": Reported(
+        "connector.held-until-sent", "LMCache issue 5090", "standard"
+    ),
+    "kvref_conformance.faults.reported_memory:first_kernel_block_moved": Reported(
+        "connector.held-until-sent", "vLLM PR 30692"
+    ),
+    "kvref_conformance.faults.reported_memory:pages_of_the_first_layer_moved": Reported(
+        "canonical.round-trip", "vLLM PR 38554"
+    ),
+    "kvref_conformance.faults.reported_memory:chain_ends_at_the_first_layer": Reported(
+        "sharing.alias", "vLLM PR 43185"
+    ),
+    "kvref_conformance.faults.reported_memory:each_stage_plans_alone": Reported(
+        "plan.workers-agree", "vLLM issue 51752"
+    ),
+}
+"""Target name of each fault that was reported somewhere, and shows when several operations meet."""

@@ -11,7 +11,7 @@ from conftest import Kvref
 
 from kvref_conformance import fault_matrix
 from kvref_conformance.fault_matrix import Fault, Tried, document, faults, quantiles
-from kvref_conformance.faults import FAULTS
+from kvref_conformance.faults import FAULTS, REPORTED
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report.faults import page
 from kvref_conformance.schemas import validate
@@ -20,7 +20,7 @@ from kvref_conformance.trials import Catch, Trial
 PAGE = Path(__file__).parents[1] / "docs" / "faults.md"
 
 CAUGHT = Fault("pool:one", "pool.partition")
-REPORTED = Fault("pool:two", "pool.ref-model", "vLLM issue 1")
+LIKE_ONE = Fault("pool:two", "pool.ref-model", "vLLM issue 1", "standard")
 MISSED = Fault("pool:three", "pool.reset")
 
 
@@ -32,13 +32,16 @@ def tried(fault: Fault | None, *laws: str, seconds: float = 1.0, left_open: str 
 ALL = [
     tried(MISSED, "pool.partition"),
     tried(CAUGHT, "pool.partition"),
-    tried(REPORTED, "pool.partition", "pool.ref-model"),
+    tried(LIKE_ONE, "pool.partition", "pool.ref-model"),
     tried(None),
 ]
 
 
 def test_all_faults_are_there_and_areas_choose() -> None:
-    assert {fault.target for fault in faults()} >= set(FAULTS)
+    assert {fault.target: (fault.source, fault.depth) for fault in faults()} == {
+        **dict.fromkeys(FAULTS, ("", "quick")),
+        **{target: (each.source, each.depth) for target, each in REPORTED.items()},
+    }
     assert {fault.area for fault in faults(["s*"])} == {"spec", "sharing", "shadow"}
     assert {LAWS[law].area for law in faults(["pool"])[0].judges} == {"pool"}
     with pytest.raises(fault_matrix.NoSuchArea, match="no area matches 'pol'; there are: registry, spec"):
@@ -72,7 +75,9 @@ def test_half_take_less_than_the_median() -> None:
 def test_the_page_shows_what_was_missed_and_what_else_broke() -> None:
     text = page(ALL, "kvref faults")
     assert "| `pool:one` | pool.partition | pool | 3 | 1.00 |  |" in text
-    assert "| `pool:two` (vLLM issue 1) | pool.ref-model | pool | 3 | 1.00 | pool.partition |" in text
+    assert (
+        "| `pool:two` (vLLM issue 1, standard) | pool.ref-model | pool | 3 | 1.00 | pool.partition |" in text
+    )
     assert "| `pool:three` | **missed** pool.reset |  | 10 | 2.00 | pool.partition |" in text
     assert "2 faults, one for each law: 1 caught by their law, 1 by no other" in text
 

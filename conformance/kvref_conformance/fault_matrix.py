@@ -11,11 +11,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from kvref_conformance import schemas
-from kvref_conformance.faults import FAULTS
+from kvref_conformance.faults import FAULTS, REPORTED
 from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.report.progress import Progress
+from kvref_conformance.runner import DEPTHS
 from kvref_conformance.session import NotJudged
-from kvref_conformance.trials import Trial, try_out
+from kvref_conformance.trials import DEPTH, Trial, try_out
 from kvref_conformance.units import Unit
 from kvref_conformance.worker import TargetFailed, Worker
 
@@ -37,6 +38,8 @@ class Fault:
     law: str
     source: str = ""
     """Where a bug like it was reported; it takes several operations to show. None for one of our own."""
+    depth: str = DEPTH
+    """That it takes to show."""
 
     @property
     def target(self) -> str:
@@ -88,6 +91,7 @@ def near(law: str) -> set[str]:
 def faults(areas: Sequence[str] = ()) -> list[Fault]:
     """All of them, or those of areas that match a glob. Raises `NoSuchArea`."""
     known = [Fault(target.removeprefix(_PREFIX), law) for target, law in FAULTS.items()]
+    known += [Fault(target.removeprefix(_PREFIX), *reported) for target, reported in REPORTED.items()]
     for glob in areas:
         if not any(fnmatchcase(fault.area, glob) for fault in known):
             there = ", ".join(dict.fromkeys(fault.area for fault in known))
@@ -96,14 +100,18 @@ def faults(areas: Sequence[str] = ()) -> list[Fault]:
 
 
 def try_all(chosen: Sequence[Fault], seed: int, jobs: int, watcher: Progress) -> Iterator[Tried]:
-    """Try the control and the faults, so many at a time; what is done first comes first."""
+    """Try the control and the faults, so many at a time; what is done first comes first.
+
+    The control goes as deep as any of them.
+    """
     judges = tuple(law for law in LAWS if any(law in fault.judges for fault in chosen))
+    deepest = max((fault.depth for fault in chosen), key=list(DEPTHS).index)
     over = threading.Event()
 
     def try_one(fault: Fault | None) -> Tried:
         name = fault.name if fault else CONTROL
         watcher.unit_started(name)
-        trial = _try(fault, judges if fault is None else fault.judges, seed, over.is_set)
+        trial = _try(fault, judges if fault is None else fault.judges, deepest, seed, over.is_set)
         watcher.unit_done(name)
         return Tried(fault, trial)
 
@@ -116,13 +124,16 @@ def try_all(chosen: Sequence[Fault], seed: int, jobs: int, watcher: Progress) ->
         pool.shutdown(cancel_futures=True)
 
 
-def _try(fault: Fault | None, judges: Sequence[str], seed: int, stop: Callable[[], bool]) -> Trial:
+def _try(
+    fault: Fault | None, judges: Sequence[str], deepest: str, seed: int, stop: Callable[[], bool]
+) -> Trial:
     def own_first(units: list[Unit]) -> list[Unit]:
         return sorted(units, key=lambda unit: fault is None or LAWS[fault.law] not in unit.laws)
 
     try:
         worker = Worker(fault.target if fault else CONTROL)
-        return try_out(worker, judges, chosen=own_first, seed=seed, stop=stop)
+        depth = fault.depth if fault else deepest
+        return try_out(worker, judges, chosen=own_first, depth=depth, seed=seed, stop=stop)
     except (TargetFailed, NotJudged) as error:
         return Trial(open=[str(error)])
 

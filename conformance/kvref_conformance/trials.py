@@ -61,6 +61,7 @@ def try_out(
     *,
     chosen: Callable[[list[Unit]], list[Unit]] = list,
     until: Sequence[str] = (),
+    depth: str = DEPTH,
     seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trial:
@@ -75,7 +76,7 @@ def try_out(
     """
     trial = Trial()
     with loaded(worker, laws, Silence()) as target:
-        runner = target.runner(Options(tuple(laws), DEPTH, seed), Silence())
+        runner = target.runner(Options(tuple(laws), depth, seed), Silence())
 
         def starts() -> Iterator[Running]:
             for unit in chosen(runner.plan()[0]):

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from kvref_conformance.fault_matrix import Tried, in_order, quantiles, told
+from kvref_conformance.trials import DEPTH
 
 _HEAD = """# Faults, and the laws that catch them
 
 Made by `{command}`; not to be edited. Each fault breaks the reference in one way; the laws of its area
-judge it, at the depth of a quick check. Examples and seconds are those of all workloads, one after the other
-on one core, until the law broke first. What is *reported* is a bug that somebody had, and takes several
-operations to show.
+judge it, at the depth of a quick check, or at *standard* where that is said. Examples and seconds are those
+of all workloads, one after the other on one core, until its law broke first. What is *reported* is a bug that
+somebody had, and takes several operations to show.
 """
 
 _TITLES = {False: "One for each law", True: "As bugs that were reported"}
@@ -61,7 +62,9 @@ def _tables(tried: Sequence[Tried]) -> Iterator[str]:
         for each in tried:
             if each.fault and each.area == area:
                 of = told(each)
-                source = f" ({each.fault.source})" if each.fault.source else ""
+                about = [each.fault.source] if each.fault.source else []
+                about += [each.fault.depth] if each.fault.depth != DEPTH else []
+                source = f" ({', '.join(about)})" if about else ""
                 missed = "" if each.as_it_should_be else "**missed** "
                 yield (
                     f"| `{each.name}`{source} | {missed}{each.fault.law} | {of['subject']} "

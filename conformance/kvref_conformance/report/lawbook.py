@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
-from kvref_conformance.faults import FAULTS
+from kvref_conformance.faults import FAULTS, REPORTED
 from kvref_conformance.laws import Law
 from kvref_strategies.catalogue import WORKLOADS
 
@@ -28,7 +28,12 @@ def laws_page(laws: Iterable[Law]) -> str:
             area = law.area
             lines.append(f"## {area}\n")
         workload = WORKLOADS.get(law.workload)
-        faults = [f"`{name.partition('faults.')[2]}`" for name, broken in FAULTS.items() if broken == law.id]
+        faults = [f"`{_short(name)}`" for name, broken in FAULTS.items() if broken == law.id]
+        faults += [
+            f"`{_short(name)}` ({reported.source})"
+            for name, reported in REPORTED.items()
+            if reported.law == law.id
+        ]
         lines += [
             f"### {law.id}\n",
             f"{law.statement} *({law.level})*\n",
@@ -41,6 +46,10 @@ def laws_page(laws: Iterable[Law]) -> str:
             f"* faults: {', '.join(faults)}\n",
         ]
     return "\n".join(lines)
+
+
+def _short(fault: str) -> str:
+    return fault.partition("faults.")[2]
 
 
 def _place(thing: object) -> str:

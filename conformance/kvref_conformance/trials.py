@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvref_conformance.check import loaded
@@ -59,7 +59,7 @@ def try_out(
     worker: Worker,
     laws: Sequence[str],
     *,
-    chosen: Callable[[list[Unit]], list[Unit]] = list,
+    chosen: Callable[[list[Unit]], Iterable[Unit]] = list,
     until: Sequence[str] = (),
     seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
@@ -67,7 +67,7 @@ def try_out(
     """Run the units that feed these laws one after the other.
 
     Args:
-        chosen: which units of all that there are, in which order.
+        chosen: which units of all that there are, in which order; asked for the next when one is over.
         until: laws one of which ends the trial when it breaks.
         stop: asked now and then; the trial ends when it answers true, and what runs is cut.
 

@@ -16,28 +16,32 @@ import os
 import sys
 import threading
 import time
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from mutating import ROOT, Mutant, mutate, sample
 from targets.mutated import MUTATED, REACHED
 
 from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.session import NotJudged
-from kvref_conformance.trials import Trial, try_out
+from kvref_conformance.trials import try_out
 from kvref_conformance.units import Unit
 from kvref_conformance.worker import TargetFailed, Worker
+from kvref_strategies.catalogue import WORKLOADS
 
 LISTED = ROOT / "docs" / "survivors.toml"
 
 KEPT = ROOT / "mutants"
 
 SECONDS = 20.0
-"""How long a mutant is tried. One that is alive then has survived, however slow it is."""
+"""How much of a check is tried on a mutant, by the time it takes without."""
+
+LONGEST = 10 * SECONDS
+"""After how long it is left alone. A mutant that makes the reference slow has survived then."""
 
 HANGS = 5.0
 """Seconds within which an operation has to answer: the reference takes far less than one."""
@@ -75,6 +79,10 @@ class Known:
     laws: tuple[str, ...]
     reached: frozenset[str] = field(default_factory=frozenset)
 
+    @property
+    def workload(self) -> str:
+        return self.name.partition(" ")[0]
+
 
 def record() -> list[Known]:
     """Run all units on the reference, with its mutants asleep, and once more to see which functions each calls.
@@ -92,14 +100,12 @@ def record() -> list[Known]:
             seconds[unit.name] = round(unit.seconds, 3)
 
     def counted(units: list[Unit]) -> Iterator[Unit]:
-        for name, unit in zip(["", *(unit.name for unit in units)], [*units, None], strict=True):
-            if name:
-                laws[name] = tuple(law.id for law in done.laws)
-            reached[name] = frozenset(notes.read_text().split())
+        reached[""] = frozenset(notes.read_text().split())
+        for unit in units:
             notes.write_text("")
-            if unit is not None:
-                done = unit
-                yield unit
+            yield unit
+            reached[unit.name] = frozenset(notes.read_text().split())
+            laws[unit.name] = tuple(law.id for law in unit.laws)
 
     notes.write_text("")
     for mutant, chosen in (("", timed), ("stats", counted)):
@@ -111,50 +117,77 @@ def record() -> list[Known]:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant. `by` is the law that found it, or what else ended it; nothing if it survived."""
+    """What became of a mutant. `by` is the law that found it, or what else did; nothing if it survived."""
 
     name: str
     by: str
     why: str = ""
-    """Of one that survived, how it was tried."""
+
+
+def order(units: Iterable[Known], function: str) -> list[Known]:
+    """Those that call the function: of each workload the quickest, then of each the next, until time is up.
+
+    So all kinds of examples have their turn. The time is that which they take without a mutant: what is run does
+    not depend on what else the machine has to do.
+    """
+    loading, *rest = units
+    calling = [unit for unit in rest if function in unit.reached or function in loading.reached]
+    turns: Counter[str] = Counter()
+    turn: dict[str, int] = {}
+    for unit in sorted(calling, key=lambda unit: unit.seconds):
+        turn[unit.name] = turns[unit.workload]
+        turns[unit.workload] += 1
+    calling.sort(key=lambda unit: (function not in unit.reached, turn[unit.name], unit.seconds))
+    passed = accumulate(unit.seconds for unit in calling)
+    return [unit for unit, seconds in zip(calling, passed, strict=True) if seconds <= SECONDS]
 
 
 def try_mutant(mutant: Mutant, units: Sequence[Known]) -> Result:
-    """Have the units that call the mutated function judge it, the quickest first."""
-    function = mutant.key.rpartition("__mutmut_")[0]
-    loading, *rest = units
-    calling = [unit for unit in rest if function in unit.reached or function in loading.reached]
-    calling.sort(key=lambda unit: (function not in unit.reached, unit.seconds))
+    """Have the units that call the mutated function judge it; last those that need a host of their own."""
+    calling = order(units, mutant.function)
     if not calling:
         return Result(mutant.name, "", "not reached")
-    laws = (*dict.fromkeys(law for unit in calling for law in unit.laws), ANSWERS.id)
-    end = time.monotonic() + SECONDS
+    flagged = [unit for unit in calling if WORKLOADS[unit.workload].flags]
+    for some in [unit for unit in calling if unit not in flagged], flagged:
+        if some and (result := try_on(mutant, some)).by:
+            return result
+    return Result(mutant.name, "", f"{len(calling)} units")
+
+
+def try_on(mutant: Mutant, units: Sequence[Known]) -> Result:
+    laws = (*dict.fromkeys(law for unit in units for law in unit.laws), ANSWERS.id)
+    end = time.monotonic() + LONGEST
+
+    ended = ""
+
+    def late() -> bool:
+        return time.monotonic() > end
 
     def chosen(planned: list[Unit]) -> Iterator[Unit]:
+        nonlocal ended
         by_name = {unit.name: unit for unit in planned}
-        for unit in calling:
-            if unit.name in by_name:
-                yield by_name[unit.name]
-                if by_name[unit.name].failure:
-                    return
+        for name in (unit.name for unit in units if unit.name in by_name):
+            yield by_name[name]
+            if ended := incomplete(by_name[name]):
+                return
 
     try:
-        trial = try_out(
-            worker(mutant.key), laws, chosen=chosen, until=laws, stop=lambda: time.monotonic() > end
-        )
+        trial = try_out(worker(mutant.key), laws, chosen=chosen, until=laws, stop=late)
     except TargetFailed as failed:
         return Result(mutant.name, "cannot be loaded", str(failed)[:300])
     except NotJudged as error:
         return Result(mutant.name, "cannot be run", str(error)[:300])
-    return judged(mutant, trial, time.monotonic() > end)
-
-
-def judged(mutant: Mutant, trial: Trial, late: bool) -> Result:
     if trial.catches:
         return Result(mutant.name, next(iter(trial.catches)))
-    if failed := [line for line in trial.open if not line.endswith(": cut")]:
-        return Result(mutant.name, "not judged", failed[0][:300])
-    return Result(mutant.name, "", "time was up" if late else f"{trial.examples} examples")
+    return Result(mutant.name, "incomplete" if ended else "", ended)
+
+
+def incomplete(unit: Unit) -> str:
+    """Why a check would not say that the laws hold which this unit feeds; nothing if it would."""
+    if unit.findings is None:
+        return unit.failure
+    empty = [law.id for law in unit.laws if not unit.findings["laws"][law.id]["examples"]]
+    return f"nothing to judge for {empty[0]}" if empty and not unit.workload.unobserved else ""
 
 
 def try_all(mutants: Sequence[Mutant], units: Sequence[Known], jobs: int, done: dict[str, Result]) -> None:
@@ -221,7 +254,9 @@ def results() -> dict[str, Result]:
     file, of = KEPT / "results.jsonl", digest(*PACKAGES)
     lines = file.read_text().splitlines() if file.exists() else ()
     told = [json.loads(line) for line in lines]
-    return {each["name"]: Result(each["name"], each["by"], each["why"]) for each in told if each["judging"] == of}
+    return {
+        each["name"]: Result(each["name"], each["by"], each["why"]) for each in told if each["judging"] == of
+    }
 
 
 def main(arguments: Sequence[str]) -> int:

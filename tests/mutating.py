@@ -32,6 +32,11 @@ class Mutant:
     """Whether only what a string says is changed."""
 
     @property
+    def function(self) -> str:
+        """As mutmut calls it."""
+        return self.key.rpartition("__mutmut_")[0]
+
+    @property
     def module(self) -> str:
         return self.key.rpartition(".")[0].partition(".")[2]
 
@@ -88,7 +93,7 @@ def _lines(function: ast.FunctionDef) -> list[str]:
 
 
 class _Shortened(ast.NodeTransformer):
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:  # noqa: N802
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         self.generic_visit(node)
         for part in node.values:
             if isinstance(part, ast.Constant):

@@ -25,7 +25,7 @@ def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
 
 
 def total(runs: Runs) -> int:
-    """A cache is registered, or refused by an error that is meant; then it can be read, written and copied."""
+    """A cache is registered, or refused by an error that is meant; one that is can be worked with."""
     judged = 0
     seen = False
     for event in runs[0]:

@@ -2,8 +2,8 @@
 
 python tests/mutants.py [--sample N] [--where GLOB] [--jobs N] [--page FILE]
 
-It goes on where it was, as long as nothing has changed in what is mutated and what judges it. It exits with 1 if
-a mutant survives that docs/survivors.toml does not list, or if one that it lists is killed, or is none.
+It goes on where it was, as long as nothing has changed in what is mutated and what judges it. It exits with 1
+if a mutant survives that docs/survivors.toml does not list, or if one that it lists is killed, or is none.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import cast
 
+import survivors
 from mutating import ROOT, Mutant, mutate, sample
-from targets.mutated import MUTATED, REACHED
+from survivors import Result
+from targets.mutated import AWAKE, COUNTING, MUTATED, REACHED
 
+from kvref_conformance.check import Loaded, loaded
 from kvref_conformance.laws import ANSWERS, LAWS
-from kvref_conformance.session import NotJudged
-from kvref_conformance.trials import try_out
+from kvref_conformance.report.progress import Silence
+from kvref_conformance.trials import try_on
 from kvref_conformance.units import Unit
 from kvref_conformance.worker import TargetFailed, Worker
-from kvref_strategies.catalogue import WORKLOADS
-
-LISTED = ROOT / "docs" / "survivors.toml"
+from kvref_strategies.workload import Description
 
 KEPT = ROOT / "mutants"
 
@@ -46,28 +49,30 @@ LONGEST = 10 * SECONDS
 HANGS = 5.0
 """Seconds within which an operation has to answer: the reference takes far less than one."""
 
+LEAST = 120
+"""One of so many is of each module, however small it is."""
+
 PACKAGES = ("kvref", "strategies/kvref_strategies", "conformance/kvref_conformance")
 
 
 @dataclass(frozen=True)
 class Mutated(Worker):
-    """The reference with mutants, one of which is at work."""
+    """The reference with mutants, of which the one in a file is awake."""
 
-    mutant: str = ""
-    reached: Path = KEPT / "reached"
+    awake: Path = KEPT / "awake"
 
     def environment(self) -> dict[str, str]:
-        return {
-            **super().environment(),
-            MUTATED: str(KEPT / "kvref"),
-            REACHED: str(self.reached),
-            "MUTANT_UNDER_TEST": self.mutant,
-        }
+        told = {MUTATED: KEPT / "kvref", AWAKE: self.awake, REACHED: KEPT / "reached"}
+        return {**super().environment(), **{name: str(path) for name, path in told.items()}}
+
+    def load(self, mutant: str) -> AbstractContextManager[Loaded]:
+        self.awake.write_text(mutant)
+        return loaded(self, tuple(LAWS), Silence())
 
 
-def worker(mutant: str) -> Mutated:
+def worker(number: int) -> Mutated:
     folder = Path(__file__).with_name("targets")
-    return Mutated("mutated:target", paths=(str(folder),), timeout=HANGS, mutant=mutant)
+    return Mutated("mutated:target", paths=(str(folder),), timeout=HANGS, awake=KEPT / f"awake-{number}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Known:
     name: str
     seconds: float
     laws: tuple[str, ...]
-    reached: frozenset[str] = field(default_factory=frozenset)
+    reached: frozenset[str]
 
     @property
     def workload(self) -> str:
@@ -85,50 +90,42 @@ class Known:
 
 
 def record() -> list[Known]:
-    """Run all units on the reference, with its mutants asleep, and once more to see which functions each calls.
+    """Run all units on the reference, its mutants asleep, and once more to see which functions each calls.
 
-    The first of them stands for what is called while the reference is loaded.
+    The first one stands for what is called while the reference is loaded.
     """
-    seconds: dict[str, float] = {}
-    reached: dict[str, frozenset[str]] = {}
-    laws: dict[str, tuple[str, ...]] = {"": ()}
     notes = KEPT / "reached"
+    seconds: dict[str, float] = {}
+    units: list[Known] = []
 
-    def timed(units: list[Unit]) -> Iterator[Unit]:
-        for unit in units:
+    def timed(planned: list[Unit]) -> Iterator[Unit]:
+        for unit in planned:
             yield unit
             seconds[unit.name] = round(unit.seconds, 3)
 
-    def counted(units: list[Unit]) -> Iterator[Unit]:
-        reached[""] = frozenset(notes.read_text().split())
-        for unit in units:
+    def counted(planned: list[Unit]) -> Iterator[Unit]:
+        units.append(Known("", 0.0, (), frozenset(notes.read_text().split())))
+        for unit in planned:
             notes.write_text("")
             yield unit
-            reached[unit.name] = frozenset(notes.read_text().split())
-            laws[unit.name] = tuple(law.id for law in unit.laws)
+            laws = tuple(law.id for law in unit.laws)
+            reached = frozenset(notes.read_text().split())
+            units.append(Known(unit.name, seconds[unit.name], laws, reached))
 
     notes.write_text("")
-    for mutant, chosen in (("", timed), ("stats", counted)):
-        trial = try_out(worker(mutant), tuple(LAWS), chosen=chosen)
+    for awake, chosen in (("", timed), (COUNTING, counted)):
+        with worker(0).load(awake) as target:
+            trial = try_on(target, tuple(LAWS), chosen=chosen)
         if trial.catches or trial.open:
             raise SystemExit(f"without a mutant, this is wrong: {trial.catches} {trial.open}")
-    return [Known(name, seconds.get(name, 0.0), laws[name], reached[name]) for name in reached]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a mutant. `by` is the law that found it, or what else did; nothing if it survived."""
-
-    name: str
-    by: str
-    why: str = ""
+    return units
 
 
 def order(units: Iterable[Known], function: str) -> list[Known]:
     """Those that call the function: of each workload the quickest, then of each the next, until time is up.
 
-    So all kinds of examples have their turn. The time is that which they take without a mutant: what is run does
-    not depend on what else the machine has to do.
+    So all kinds of examples have their turn. The time is that which they take without a mutant: what is run
+    does not depend on what else the machine has to do.
     """
     loading, *rest = units
     calling = [unit for unit in rest if function in unit.reached or function in loading.reached]
@@ -142,22 +139,36 @@ def order(units: Iterable[Known], function: str) -> list[Known]:
     return [unit for unit, seconds in zip(calling, passed, strict=True) if seconds <= SECONDS]
 
 
-def try_mutant(mutant: Mutant, units: Sequence[Known]) -> Result:
-    """Have the units that call the mutated function judge it; last those that need a host of their own."""
+def try_mutant(target: Loaded, mutant: Mutant, units: Sequence[Known]) -> Result:
+    """Have the units that call the mutated function judge it, on a host that wakes it in its children.
+
+    Raises `NotJudged` if the host cannot fork.
+    """
     calling = order(units, mutant.function)
     if not calling:
         return Result(mutant.name, "", "not reached")
-    flagged = [unit for unit in calling if WORKLOADS[unit.workload].flags]
-    for some in [unit for unit in calling if unit not in flagged], flagged:
-        if some and (result := try_on(mutant, some)).by:
-            return result
-    return Result(mutant.name, "", f"{len(calling)} units")
+    at_work = cast(Mutated, target.worker)
+    if mutant.function in units[0].reached:
+        # It may do something while the reference is loaded.
+        try:
+            with at_work.load(mutant.key) as fresh:
+                return judged(fresh, mutant, calling)
+        except TargetFailed as failed:
+            return Result(mutant.name, "cannot be loaded", str(failed)[:300])
+        finally:
+            at_work.awake.write_text("")
+    at_work.awake.write_text(mutant.key)
+    try:
+        told = target.hosts[""].ask({"kind": "describe"})["description"]
+    except TargetFailed as failed:
+        return Result(mutant.name, "does not describe itself", str(failed)[:300])
+    described = cast(Description, {**told, "device": target.description["device"]})
+    return judged(replace(target, description=described), mutant, calling)
 
 
-def try_on(mutant: Mutant, units: Sequence[Known]) -> Result:
+def judged(target: Loaded, mutant: Mutant, units: Sequence[Known]) -> Result:
     laws = (*dict.fromkeys(law for unit in units for law in unit.laws), ANSWERS.id)
     end = time.monotonic() + LONGEST
-
     ended = ""
 
     def late() -> bool:
@@ -171,15 +182,12 @@ def try_on(mutant: Mutant, units: Sequence[Known]) -> Result:
             if ended := incomplete(by_name[name]):
                 return
 
-    try:
-        trial = try_out(worker(mutant.key), laws, chosen=chosen, until=laws, stop=late)
-    except TargetFailed as failed:
-        return Result(mutant.name, "cannot be loaded", str(failed)[:300])
-    except NotJudged as error:
-        return Result(mutant.name, "cannot be run", str(error)[:300])
+    trial = try_on(target, laws, chosen=chosen, until=laws, stop=late)
     if trial.catches:
         return Result(mutant.name, next(iter(trial.catches)))
-    return Result(mutant.name, "incomplete" if ended else "", ended)
+    if ended:
+        return Result(mutant.name, "incomplete", ended)
+    return Result(mutant.name, "", "time was up" if late() else f"{len(units)} units")
 
 
 def incomplete(unit: Unit) -> str:
@@ -192,25 +200,34 @@ def incomplete(unit: Unit) -> str:
 
 def try_all(mutants: Sequence[Mutant], units: Sequence[Known], jobs: int, done: dict[str, Result]) -> None:
     """Try those that have not been, and keep each result at once."""
-    todo = [mutant for mutant in mutants if mutant.name not in done]
+    waiting = [mutant for mutant in reversed(mutants) if mutant.name not in done]
     lock = threading.Lock()
     judging = digest(*PACKAGES)
 
-    def one(mutant: Mutant) -> None:
-        started = time.monotonic()
-        result = try_mutant(mutant, units)
-        with lock:
-            done[mutant.name] = result
-            with (KEPT / "results.jsonl").open("a") as kept:
-                kept.write(json.dumps({"judging": judging, **asdict(result)}, ensure_ascii=False) + "\n")
-            number = sum(mutant.name in done for mutant in mutants)
-            fate = result.by or f"SURVIVED ({result.why})"
-            took = time.monotonic() - started
-            print(f"{number}/{len(mutants)} {took:.1f} s  {mutant.name[:140]}  {fate}", flush=True)
+    def work(number: int) -> None:
+        with worker(number).load("") as target:
+            while waiting:
+                mutant = waiting.pop()
+                started = time.monotonic()
+                result = try_mutant(target, mutant, units)
+                with lock:
+                    done[mutant.name] = result
+                    keep(result, judging)
+                    tell(result, time.monotonic() - started)
 
-    with ThreadPoolExecutor(jobs) as pool:
-        for _ in pool.map(one, todo):
-            pass
+    def keep(result: Result, judging: str) -> None:
+        with (KEPT / "results.jsonl").open("a") as kept:
+            kept.write(json.dumps({"judging": judging, **asdict(result)}, ensure_ascii=False) + "\n")
+
+    def tell(result: Result, seconds: float) -> None:
+        number = sum(mutant.name in done for mutant in mutants)
+        fate = result.by or f"SURVIVES, {result.why}"
+        print(f"{number}/{len(mutants)} {seconds:.1f} s  {result.name[:140]}  {fate}", flush=True)
+
+    if waiting:
+        with ThreadPoolExecutor(jobs) as pool:
+            for _ in pool.map(work, range(jobs)):
+                pass
 
 
 def digest(*folders: str) -> str:
@@ -253,10 +270,8 @@ def results() -> dict[str, Result]:
     """What is known of mutants from a run that was interrupted, or of fewer of them."""
     file, of = KEPT / "results.jsonl", digest(*PACKAGES)
     lines = file.read_text().splitlines() if file.exists() else ()
-    told = [json.loads(line) for line in lines]
-    return {
-        each["name"]: Result(each["name"], each["by"], each["why"]) for each in told if each["judging"] == of
-    }
+    told = [each for each in map(json.loads, lines) if each.pop("judging") == of]
+    return {each["name"]: Result(**each) for each in told}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -264,24 +279,25 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sample", type=int, default=600, help="how many mutants, of all modules")
     parser.add_argument("--where", default="*", help="only functions like this, such as 'pool.*'")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many are tried at a time")
+    parser.add_argument("--page", type=Path, help="write docs/mutants.md there, of a whole sample")
     options = parser.parse_args(arguments)
-    mutants = made()
-    tried = sample(mutants, options.sample, least=max(1, options.sample // 120))
-    tried = [mutant for mutant in tried if fnmatch.fnmatchcase(mutant.where, options.where)]
-    units = recorded()
+    mutants, least = made(), max(1, options.sample // LEAST)
+    drawn = sample(mutants, options.sample, least)
+    tried = [mutant for mutant in drawn if fnmatch.fnmatchcase(mutant.where, options.where)]
+    if not tried:
+        parser.error(f"no mutant of {options.where!r} is in the sample")
     done = results()
-    try_all(tried, units, options.jobs, done)
-    print(table(tried, done))
-    return 0
-
-
-def table(mutants: Sequence[Mutant], done: dict[str, Result]) -> str:
-    lines = []
-    for module in [*dict.fromkeys(mutant.module for mutant in mutants), ""]:
-        there = [done[mutant.name] for mutant in mutants if module in ("", mutant.module)]
-        killed = sum(bool(result.by) for result in there)
-        lines.append(f"| {module or 'all'} | {len(there)} | {killed} | {killed / len(there):.1%} |")
-    return "\n".join(lines)
+    try_all(tried, recorded(), options.jobs, done)
+    print(survivors.table(mutants, tried, done))
+    reasons = survivors.load()
+    if options.page and len(tried) == len(drawn):
+        text = survivors.page(reasons, mutants, tried, done, least=least, seconds=SECONDS, hangs=HANGS)
+        options.page.write_text(text, encoding="utf-8")
+    of_these = [done[mutant.name] for mutant in tried]
+    problems = [*survivors.wrong(reasons, {mutant.name for mutant in mutants}, of_these)]
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Try whether laws catch a target that is known to be wrong, and how soon: nothing is reduced, or confirmed."""
+"""Try whether laws catch a target that is known to be wrong, and how soon; nothing is made smaller."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvref_conformance.check import loaded
+from kvref_conformance.check import Loaded, loaded
 from kvref_conformance.laws import ANSWERS
 from kvref_conformance.report.progress import Silence
 from kvref_conformance.runner import Options
@@ -64,7 +64,7 @@ def try_out(
     seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trial:
-    """Run the units that feed these laws one after the other.
+    """Load a target, and run the units that feed these laws one after the other.
 
     Args:
         chosen: which units of all that there are, in which order; asked for the next when one is over.
@@ -73,18 +73,31 @@ def try_out(
 
     Raises `TargetFailed`, and `NotJudged` if the target comes up with no process.
     """
-    trial = Trial()
     with loaded(worker, laws, Silence()) as target:
-        runner = target.runner(Options(tuple(laws), DEPTH, seed), Silence())
+        return try_on(target, laws, chosen=chosen, until=until, seed=seed, stop=stop)
 
-        def starts() -> Iterator[Running]:
-            for unit in chosen(runner.plan()[0]):
-                if stop() or not trial.catches.keys().isdisjoint(until):
-                    return
-                effort = replace(runner.effort(unit), reduce=False, until=tuple(until))
-                yield runner.start(unit, effort)
 
-        for one, told in work_off(starts(), 1, lambda _: stop()):
-            if told is None:
-                trial.add(one.unit)
+def try_on(
+    target: Loaded,
+    laws: Sequence[str],
+    *,
+    chosen: Callable[[list[Unit]], Iterable[Unit]] = list,
+    until: Sequence[str] = (),
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Trial:
+    """The same with a target that is loaded. Raises `NotJudged`."""
+    trial = Trial()
+    runner = target.runner(Options(tuple(laws), DEPTH, seed), Silence())
+
+    def starts() -> Iterator[Running]:
+        for unit in chosen(runner.plan()[0]):
+            if stop() or not trial.catches.keys().isdisjoint(until):
+                return
+            effort = replace(runner.effort(unit), reduce=False, until=tuple(until))
+            yield runner.start(unit, effort)
+
+    for one, told in work_off(starts(), 1, lambda _: stop()):
+        if told is None:
+            trial.add(one.unit)
     return trial

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from kvref_conformance.trials import Trial, try_out
+from kvref_conformance.check import loaded
+from kvref_conformance.report.progress import Silence
+from kvref_conformance.trials import Trial, try_on
 from kvref_conformance.units import Unit
 from kvref_conformance.worker import Worker
 
@@ -16,8 +20,9 @@ def of_merging(units: list[Unit]) -> list[Unit]:
     return [unit for unit in units if unit.workload.name == "specs.merge-equal"]
 
 
-def tried(target: str, *laws: str, until: tuple[str, ...] = ()) -> Trial:
-    return try_out(Worker(target), laws, chosen=of_merging, until=until)
+def tried(name: str, *laws: str, **how: Any) -> Trial:
+    with loaded(Worker(name), laws, Silence()) as target:
+        return try_on(target, laws, chosen=of_merging, **how)
 
 
 def test_what_breaks_is_told_with_what_it_took() -> None:
@@ -56,6 +61,6 @@ def test_it_can_be_stopped(after: int) -> None:
         asked.append(None)
         return len(asked) > after
 
-    trial = try_out(Worker("reference"), ["spec.merge-identity"], chosen=of_merging, stop=stop)
+    trial = tried("reference", "spec.merge-identity", stop=stop)
     assert trial.examples == 0
     assert [line.endswith(": cut") for line in trial.open] == [True] * after

@@ -11,12 +11,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from kvref_conformance import schemas
+from kvref_conformance.check import loaded
 from kvref_conformance.faults import FAULTS, REPORTED
 from kvref_conformance.laws import ANSWERS, LAWS
-from kvref_conformance.report.progress import Progress
+from kvref_conformance.report.progress import Progress, Silence
 from kvref_conformance.runner import DEPTHS
 from kvref_conformance.session import NotJudged
-from kvref_conformance.trials import DEPTH, Trial, try_out
+from kvref_conformance.trials import DEPTH, Trial, try_on
 from kvref_conformance.units import Unit
 from kvref_conformance.worker import TargetFailed, Worker
 
@@ -133,7 +134,8 @@ def _try(
     try:
         worker = Worker(fault.target if fault else CONTROL)
         depth = fault.depth if fault else deepest
-        return try_out(worker, judges, chosen=own_first, depth=depth, seed=seed, stop=stop)
+        with loaded(worker, judges, Silence()) as target:
+            return try_on(target, judges, chosen=own_first, depth=depth, seed=seed, stop=stop)
     except (TargetFailed, NotJudged) as error:
         return Trial(open=[str(error)])
 

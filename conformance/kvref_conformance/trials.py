@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvref_conformance.check import loaded
+from kvref_conformance.check import Loaded
 from kvref_conformance.laws import ANSWERS
 from kvref_conformance.report.progress import Silence
 from kvref_conformance.runner import Options
 from kvref_conformance.units import Running, Unit, work_off
-from kvref_conformance.worker import Worker
 
 DEPTH = "quick"
 
@@ -55,11 +54,11 @@ class Trial:
         )
 
 
-def try_out(
-    worker: Worker,
+def try_on(
+    target: Loaded,
     laws: Sequence[str],
     *,
-    chosen: Callable[[list[Unit]], list[Unit]] = list,
+    chosen: Callable[[list[Unit]], Iterable[Unit]] = list,
     until: Sequence[str] = (),
     depth: str = DEPTH,
     seed: int = 0,
@@ -68,24 +67,24 @@ def try_out(
     """Run the units that feed these laws one after the other.
 
     Args:
+        target: loaded for these laws.
         chosen: which units of all that there are, in which order.
         until: laws one of which ends the trial when it breaks.
         stop: asked now and then; the trial ends when it answers true, and what runs is cut.
 
-    Raises `TargetFailed`, and `NotJudged` if the target comes up with no process.
+    Raises `NotJudged` if the target comes up with no process.
     """
     trial = Trial()
-    with loaded(worker, laws, Silence()) as target:
-        runner = target.runner(Options(tuple(laws), depth, seed), Silence())
+    runner = target.runner(Options(tuple(laws), depth, seed), Silence())
 
-        def starts() -> Iterator[Running]:
-            for unit in chosen(runner.plan()[0]):
-                if stop() or not trial.catches.keys().isdisjoint(until):
-                    return
-                effort = replace(runner.effort(unit), reduce=False, until=tuple(until))
-                yield runner.start(unit, effort)
+    def starts() -> Iterator[Running]:
+        for unit in chosen(runner.plan()[0]):
+            if stop() or not trial.catches.keys().isdisjoint(until):
+                return
+            effort = replace(runner.effort(unit), reduce=False, until=tuple(until))
+            yield runner.start(unit, effort)
 
-        for one, told in work_off(starts(), 1, lambda _: stop()):
-            if told is None:
-                trial.add(one.unit)
+    for one, told in work_off(starts(), 1, lambda _: stop()):
+        if told is None:
+            trial.add(one.unit)
     return trial

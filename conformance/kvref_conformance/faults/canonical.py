@@ -56,6 +56,18 @@ def first_piece_copied() -> ReferenceTarget:
     return ReferenceTarget()
 
 
+def copied_forwards_alone() -> ReferenceTarget:
+    """A block cannot be copied to one before it."""
+
+    def copy_blocks(source: Any, destination: Any, group: int, pairs: Any) -> None:
+        for one, other in pairs:
+            range(one, other).index(one)
+        canonical.copy_blocks(source, destination, group, pairs)
+
+    break_it(operations, "copy_blocks", copy_blocks)
+    return ReferenceTarget()
+
+
 def a_group_more() -> ReferenceTarget:
     """There are references of a group that does not exist."""
 

@@ -56,6 +56,19 @@ def key_of_the_first_hash_block() -> ReferenceTarget:
     return ReferenceTarget()
 
 
+def salt_taken_for_the_adapter() -> ReferenceTarget:
+    """An adapter and a salt of one name are looked up in one table, where there is no room for both."""
+
+    def root(hasher: BlockHasher, content: Any) -> bytes:
+        names = [name for name in (content.adapter, content.cache_salt) if name is not None]
+        if len({*names}) < len(names):
+            raise KeyError(names[0])
+        return _root(hasher, content)
+
+    break_it(BlockHasher, "_root", root)
+    return ReferenceTarget()
+
+
 def adapter_hashed_by_python() -> ReferenceTarget:
     """An adapter's name goes into hashes as Python hashes it, which each process does in its own way."""
 

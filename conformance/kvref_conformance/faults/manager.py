@@ -22,8 +22,21 @@ _allocate_state = MambaManager.allocate_new_blocks
 _count_references = BlockPool.count_references
 _allocate_slots = KVCacheManager.allocate_slots
 _take_new_block_ids = KVCacheManager.take_new_block_ids
+_reset_prefix_cache = BlockPool.reset_prefix_cache
 _free = KVCacheManager.free
 _get_computed_blocks = KVCacheManager.get_computed_blocks
+
+
+def reset_refused_by_an_error() -> ReferenceTarget:
+    """A cache that is in use says so by an error, instead of not being reset."""
+
+    def reset_prefix_cache(pool: BlockPool) -> bool:
+        if not _reset_prefix_cache(pool):
+            raise RuntimeError("some blocks are held")
+        return True
+
+    break_it(BlockPool, "reset_prefix_cache", reset_prefix_cache)
+    return ReferenceTarget()
 
 
 def window_freed_one_block_early() -> ReferenceTarget:

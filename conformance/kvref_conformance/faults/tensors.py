@@ -22,6 +22,19 @@ _pages = layout._pages
 _place = layout.place_kv_caches
 
 
+def nothing_for_a_single_layer() -> ReferenceTarget:
+    """What lies behind the first layer is looked at, whether or not there is anything."""
+
+    def place_kv_caches(config: KVCacheConfig, *what: Any, **how: Any) -> KVCachePlacement:
+        names = [name for group in config.kv_cache_groups for name in group.layer_names]
+        if not names[1:]:
+            raise IndexError("list index out of range")
+        return _place(config, *what, **how)
+
+    break_it(tensors, "place_kv_caches", place_kv_caches)
+    return ReferenceTarget()
+
+
 def layers_on_one_another() -> ReferenceTarget:
     """All layers of which a block lies together begin where the first one does."""
 

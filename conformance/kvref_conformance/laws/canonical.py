@@ -8,6 +8,8 @@ from typing import Any
 
 from kvref_conformance.laws.addresses import Caches, Place
 from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.laws.plan import INTERNAL_ERRORS
+from kvref_conformance.laws.registry import told
 from kvref_conformance.results import Level
 
 
@@ -20,6 +22,27 @@ def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
             caches = caches if caches and caches.is_complete else None
         elif event["op"] == "canonical.register" and caches and "value" in event["outcome"]:
             yield caches, event["outcome"]["value"]
+
+
+def total(runs: Runs) -> int:
+    """A cache is registered, or refused by an error that is meant; one that is can be worked with."""
+    judged = 0
+    seen = False
+    for event in runs[0]:
+        registering = event["op"] == "canonical.register"
+        seen = seen or registering
+        if not seen or "died" in event["outcome"]:
+            continue
+        judged += 1
+        if "error" in event["outcome"]:
+            kind = event["outcome"]["error"]["type"]
+            if not registering or kind in INTERNAL_ERRORS:
+                expected = "a canonical view, or a refusal that is meant" if registering else "an answer"
+                operation = event["op"].partition(".")[2]
+                raise LawBroken(
+                    f"{expected}, to {event['op']}", told(event["outcome"]), (f"{operation}, {kind}",)
+                )
+    return judged
 
 
 def row_places(tensor: dict[str, Any], row: int, size: int) -> list[Place]:
@@ -198,6 +221,18 @@ def copy_in(
 
 
 LAWS = [
+    Law(
+        id="canonical.total",
+        level=Level.SAFETY,
+        statement=(
+            "A cache has a canonical view, or is refused one by an error that is meant; what has one can be "
+            "read, written and copied through it, and through its layers."
+        ),
+        why="An engine with a connector does not start, or dies at the first transfer.",
+        sources=("vLLM PR 37853",),
+        workload="canonical.rows",
+        check=total,
+    ),
     Law(
         id="canonical.shape",
         level=Level.SAFETY,

@@ -162,7 +162,33 @@ def stable_across_processes(runs: Runs) -> int:
     return judged
 
 
+def total(runs: Runs) -> int:
+    """What the target says it takes has hashes."""
+    judged = 0
+    for event in runs[0]:
+        if event["op"] == "hashing.block_hashes" and "died" not in event["outcome"]:
+            judged += 1
+            if error := event["outcome"].get("error"):
+                content = event["args"]["content"]
+                given = [name for name in ("adapter", "salt", "items", "embeddings") if content.get(name)]
+                raise LawBroken(
+                    f"hashes of {len(content['tokens'])} tokens, with {', '.join(given) or 'nothing else'}",
+                    f"{error['type']}: {error['message']}",
+                    (error["type"],),
+                )
+    return judged
+
+
 LAWS = [
+    Law(
+        id="hash.total",
+        level=Level.SAFETY,
+        statement="Whatever content the target says it takes has hashes.",
+        why="An engine that has started dies at some request.",
+        sources=("vLLM's design of prefix caching",),
+        workload="contents.pairs",
+        check=total,
+    ),
     Law(
         id="hash.injective",
         level=Level.SAFETY,

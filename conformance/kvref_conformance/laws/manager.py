@@ -398,7 +398,38 @@ def copies_reported(runs: Runs) -> int:
 
 SOURCES = ("the engine contract",)
 
+JUDGED_ALONE = ("cache.create", "cache.lookup", "cache.allocate")
+"""Operations with laws of their own about what may be refused, if anything."""
+
+
+def calls_total(runs: Runs) -> int:
+    """Whatever else is asked of a cache manager that was made is answered."""
+    judged = 0
+    for event in runs[0]:
+        outcome = event["outcome"]
+        if not event["op"].startswith("cache.") or event["op"] in JUDGED_ALONE or "died" in outcome:
+            continue
+        judged += 1
+        if error := outcome.get("error"):
+            name = event["op"].partition(".")[2]
+            told = ", ".join(f"{key}={value}" for key, value in event["args"].items())
+            raise LawBroken(f"{name}({told}) answered", f"{error['type']}: {error['message']}", (name,))
+    return judged
+
+
 LAWS = [
+    Law(
+        id="manager.calls-total",
+        level=Level.SAFETY,
+        statement=(
+            "Whatever a scheduler tells a cache manager or asks of it, besides places and hits, is answered: "
+            "progress, the end of a request or of a step, new blocks, events, a reset, and what a probe sees."
+        ),
+        why="An engine that has started dies at some step.",
+        sources=("the engine contract",),
+        workload="cache.machine",
+        check=calls_total,
+    ),
     Law(
         id="manager.window-kept",
         level=Level.SAFETY,

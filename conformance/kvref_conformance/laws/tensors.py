@@ -7,8 +7,42 @@ from typing import Any
 
 from kvref_conformance.laws.addresses import Place, allocations, blocks_per_block, complete
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.plan import INTERNAL_ERRORS
 from kvref_conformance.laws.registry import told
 from kvref_conformance.results import Level
+
+
+def allocate_total(runs: Runs) -> int:
+    """Caches are allocated, or refused by an error that is meant; the plainest ones are not refused.
+
+    Those with layers that share are for `sharing.no-cost`.
+    """
+    judged = 0
+    for event in runs[0]:
+        sharing = event["args"].get("sharing")
+        if event["op"] != "tensors.allocate" or sharing or "died" in event["outcome"]:
+            continue
+        judged += 1
+        if "error" not in event["outcome"]:
+            continue
+        arguments, kind = event["args"], event["outcome"]["error"]["type"]
+        words = f"{len(arguments['layers'])} layers in layout {arguments['layout']}, {arguments['buffers']}"
+        if kind in INTERNAL_ERRORS:
+            raise LawBroken(f"{words}, or a refusal that is meant", told(event["outcome"]), (kind,))
+        if is_plain(arguments):
+            raise LawBroken(f"{words}, all of plain attention alike", told(event["outcome"]), ("plain",))
+    return judged
+
+
+def is_plain(arguments: dict[str, Any]) -> bool:
+    """Whether all layers are of full attention, with the same spec, nothing padded and no block split."""
+    specs = list(arguments["layers"].values())
+    return (
+        all(spec == specs[0] for spec in specs)
+        and specs[0]["class"] == "FullAttentionSpec"
+        and "page_size_padded" not in specs[0]["fields"]
+        and arguments["kernel_block_size"] is None
+    )
 
 
 def in_bounds(runs: Runs) -> int:
@@ -258,6 +292,18 @@ def one_buffer(runs: Runs) -> int:
 
 
 LAWS = [
+    Law(
+        id="tensors.allocate-total",
+        level=Level.SAFETY,
+        statement=(
+            "A cache is allocated, or refused by an error that is meant. If all layers are of full attention "
+            "and alike, unpadded and without kernel blocks, it is allocated in every layout declared."
+        ),
+        why="An engine does not start, and whoever reads why learns nothing.",
+        sources=("vLLM PR 36359", "vLLM PR 31635"),
+        workload="tensors.layouts",
+        check=allocate_total,
+    ),
     Law(
         id="tensors.in-bounds",
         level=Level.SAFETY,

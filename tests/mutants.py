@@ -1,0 +1,304 @@
+"""Whether the laws alone find what mutmut does to the reference (docs/mutants.md).
+
+python tests/mutants.py [--sample N] [--where GLOB] [--jobs N] [--page FILE]
+
+It goes on where it was, as long as nothing has changed in what is mutated and what judges it. It exits with 1
+if a mutant survives that docs/survivors.toml does not list, or if one that it lists is killed, or is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import cast
+
+import survivors
+from mutating import ROOT, Mutant, mutate, sample
+from survivors import Result
+from targets.mutated import AWAKE, COUNTING, MUTATED, REACHED
+
+from kvref_conformance.check import Loaded, loaded
+from kvref_conformance.laws import ANSWERS, LAWS
+from kvref_conformance.report.progress import Silence
+from kvref_conformance.trials import try_on
+from kvref_conformance.units import Unit
+from kvref_conformance.worker import TargetFailed, Worker
+from kvref_strategies.workload import Description
+
+KEPT = ROOT / "mutants"
+
+SECONDS = 20.0
+"""How much of a check is tried on a mutant, by the time it takes without."""
+
+LONGEST = 10 * SECONDS
+"""After how long it is left alone. A mutant that makes the reference slow has survived then."""
+
+HANGS = 5.0
+"""Seconds within which an operation has to answer: the reference takes far less than one."""
+
+LEAST = 120
+"""One of so many is of each module, however small it is."""
+
+PACKAGES = ("kvref", "strategies/kvref_strategies", "conformance/kvref_conformance")
+
+
+@dataclass(frozen=True)
+class Mutated(Worker):
+    """The reference with mutants, of which the one in a file is awake."""
+
+    awake: Path = KEPT / "awake"
+
+    def environment(self) -> dict[str, str]:
+        told = {MUTATED: KEPT / "kvref", AWAKE: self.awake, REACHED: KEPT / "reached"}
+        return {**super().environment(), **{name: str(path) for name, path in told.items()}}
+
+    def load(self, mutant: str) -> AbstractContextManager[Loaded]:
+        self.awake.write_text(mutant)
+        return loaded(self, tuple(LAWS), Silence())
+
+
+def worker(number: int) -> Mutated:
+    folder = Path(__file__).with_name("targets")
+    return Mutated("mutated:target", paths=(str(folder),), timeout=HANGS, awake=KEPT / f"awake-{number}")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A unit of the check of the reference: what it takes, which laws it feeds, which functions it calls."""
+
+    name: str
+    seconds: float
+    laws: tuple[str, ...]
+    reached: frozenset[str]
+
+    @property
+    def workload(self) -> str:
+        return self.name.partition(" ")[0]
+
+
+def record() -> list[Known]:
+    """Run all units on the reference, its mutants asleep, and once more to see which functions each calls.
+
+    The first one stands for what is called while the reference is loaded.
+    """
+    notes = KEPT / "reached"
+    seconds: dict[str, float] = {}
+    units: list[Known] = []
+
+    def timed(planned: list[Unit]) -> Iterator[Unit]:
+        for unit in planned:
+            yield unit
+            seconds[unit.name] = round(unit.seconds, 3)
+
+    def counted(planned: list[Unit]) -> Iterator[Unit]:
+        units.append(Known("", 0.0, (), frozenset(notes.read_text().split())))
+        for unit in planned:
+            notes.write_text("")
+            yield unit
+            laws = tuple(law.id for law in unit.laws)
+            reached = frozenset(notes.read_text().split())
+            units.append(Known(unit.name, seconds[unit.name], laws, reached))
+
+    notes.write_text("")
+    for awake, chosen in (("", timed), (COUNTING, counted)):
+        with worker(0).load(awake) as target:
+            trial = try_on(target, tuple(LAWS), chosen=chosen)
+        if trial.catches or trial.open:
+            raise SystemExit(f"without a mutant, this is wrong: {trial.catches} {trial.open}")
+    return units
+
+
+def order(units: Iterable[Known], function: str) -> list[Known]:
+    """Those that call the function: of each workload the quickest, then of each the next, until time is up.
+
+    So all kinds of examples have their turn. The time is that which they take without a mutant: what is run
+    does not depend on what else the machine has to do.
+    """
+    loading, *rest = units
+    calling = [unit for unit in rest if function in unit.reached or function in loading.reached]
+    turns: Counter[str] = Counter()
+    turn: dict[str, int] = {}
+    for unit in sorted(calling, key=lambda unit: unit.seconds):
+        turn[unit.name] = turns[unit.workload]
+        turns[unit.workload] += 1
+    calling.sort(key=lambda unit: (function not in unit.reached, turn[unit.name], unit.seconds))
+    passed = accumulate(unit.seconds for unit in calling)
+    return [unit for unit, seconds in zip(calling, passed, strict=True) if seconds <= SECONDS]
+
+
+def try_mutant(target: Loaded, mutant: Mutant, units: Sequence[Known]) -> Result:
+    """Have the units that call the mutated function judge it, on a host that wakes it in its children.
+
+    Raises `NotJudged` if the host cannot fork.
+    """
+    calling = order(units, mutant.function)
+    if not calling:
+        return Result(mutant.name, "", "not reached")
+    at_work = cast(Mutated, target.worker)
+    if mutant.function in units[0].reached:
+        # It may do something while the reference is loaded.
+        try:
+            with at_work.load(mutant.key) as fresh:
+                return judged(fresh, mutant, calling)
+        except TargetFailed as failed:
+            return Result(mutant.name, "cannot be loaded", str(failed)[:300])
+        finally:
+            at_work.awake.write_text("")
+    at_work.awake.write_text(mutant.key)
+    try:
+        told = target.hosts[""].ask({"kind": "describe"})["description"]
+    except TargetFailed as failed:
+        return Result(mutant.name, "does not describe itself", str(failed)[:300])
+    described = cast(Description, {**told, "device": target.description["device"]})
+    return judged(replace(target, description=described), mutant, calling)
+
+
+def judged(target: Loaded, mutant: Mutant, units: Sequence[Known]) -> Result:
+    laws = (*dict.fromkeys(law for unit in units for law in unit.laws), ANSWERS.id)
+    end = time.monotonic() + LONGEST
+    ended = ""
+
+    def late() -> bool:
+        return time.monotonic() > end
+
+    def chosen(planned: list[Unit]) -> Iterator[Unit]:
+        nonlocal ended
+        by_name = {unit.name: unit for unit in planned}
+        for name in (unit.name for unit in units if unit.name in by_name):
+            yield by_name[name]
+            if ended := incomplete(by_name[name]):
+                return
+
+    trial = try_on(target, laws, chosen=chosen, until=laws, stop=late)
+    if trial.catches:
+        return Result(mutant.name, next(iter(trial.catches)))
+    if ended:
+        return Result(mutant.name, "incomplete", ended)
+    return Result(mutant.name, "", "time was up" if late() else f"{len(units)} units")
+
+
+def incomplete(unit: Unit) -> str:
+    """Why a check would not say that the laws hold which this unit feeds; nothing if it would."""
+    if unit.findings is None:
+        return unit.failure
+    empty = [law.id for law in unit.laws if not unit.findings["laws"][law.id]["examples"]]
+    return f"nothing to judge for {empty[0]}" if empty and not unit.workload.unobserved else ""
+
+
+def try_all(mutants: Sequence[Mutant], units: Sequence[Known], jobs: int, done: dict[str, Result]) -> None:
+    """Try those that have not been, and keep each result at once."""
+    waiting = [mutant for mutant in reversed(mutants) if mutant.name not in done]
+    lock = threading.Lock()
+    judging = digest(*PACKAGES)
+
+    def work(number: int) -> None:
+        with worker(number).load("") as target:
+            while waiting:
+                mutant = waiting.pop()
+                started = time.monotonic()
+                result = try_mutant(target, mutant, units)
+                with lock:
+                    done[mutant.name] = result
+                    keep(result, judging)
+                    tell(result, time.monotonic() - started)
+
+    def keep(result: Result, judging: str) -> None:
+        with (KEPT / "results.jsonl").open("a") as kept:
+            kept.write(json.dumps({"judging": judging, **asdict(result)}, ensure_ascii=False) + "\n")
+
+    def tell(result: Result, seconds: float) -> None:
+        number = sum(mutant.name in done for mutant in mutants)
+        fate = result.by or f"SURVIVES, {result.why}"
+        print(f"{number}/{len(mutants)} {seconds:.1f} s  {result.name[:140]}  {fate}", flush=True)
+
+    if waiting:
+        with ThreadPoolExecutor(jobs) as pool:
+            for _ in pool.map(work, range(jobs)):
+                pass
+
+
+def digest(*folders: str) -> str:
+    """Of all sources there."""
+    told = hashlib.sha256()
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            told.update(f"{path.relative_to(ROOT)}\0{path.read_text()}\0".encode())
+    return told.hexdigest()[:16]
+
+
+def made() -> list[Mutant]:
+    """All mutants that change more than text, made anew if the reference has changed."""
+    file, of = KEPT / "made.json", digest("kvref")
+    if file.exists() and (there := json.loads(file.read_text()))["of"] == of:
+        return [Mutant(**mutant) for mutant in there["mutants"]]
+    print("making mutants", flush=True)
+    KEPT.mkdir(exist_ok=True)
+    mutants = [mutant for mutant in mutate(KEPT / "kvref") if not mutant.text_alone]
+    file.write_text(json.dumps({"of": of, "mutants": [asdict(mutant) for mutant in mutants]}))
+    return mutants
+
+
+def recorded() -> list[Known]:
+    """The units, run anew if anything has changed."""
+    file, of = KEPT / "units.json", digest(*PACKAGES)
+    if file.exists() and (there := json.loads(file.read_text()))["of"] == of:
+        return [
+            Known(unit["name"], unit["seconds"], tuple(unit["laws"]), frozenset(unit["reached"]))
+            for unit in there["units"]
+        ]
+    print("running all units without a mutant, twice", flush=True)
+    units = record()
+    told = [{**asdict(unit), "reached": sorted(unit.reached)} for unit in units]
+    file.write_text(json.dumps({"of": of, "units": told}))
+    return units
+
+
+def results() -> dict[str, Result]:
+    """What is known of mutants from a run that was interrupted, or of fewer of them."""
+    file, of = KEPT / "results.jsonl", digest(*PACKAGES)
+    lines = file.read_text().splitlines() if file.exists() else ()
+    told = [each for each in map(json.loads, lines) if each.pop("judging") == of]
+    return {each["name"]: Result(**each) for each in told}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description="Whether the laws alone find mutants of the reference.")
+    parser.add_argument("--sample", type=int, default=600, help="how many mutants, of all modules")
+    parser.add_argument("--where", default="*", help="only functions like this, such as 'pool.*'")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many are tried at a time")
+    parser.add_argument("--page", type=Path, help="write docs/mutants.md there, of a whole sample")
+    options = parser.parse_args(arguments)
+    mutants, least = made(), max(1, options.sample // LEAST)
+    drawn = sample(mutants, options.sample, least)
+    tried = [mutant for mutant in drawn if fnmatch.fnmatchcase(mutant.where, options.where)]
+    if not tried:
+        parser.error(f"no mutant of {options.where!r} is in the sample")
+    done = results()
+    try_all(tried, recorded(), options.jobs, done)
+    print(survivors.table(mutants, tried, done))
+    reasons = survivors.load()
+    if options.page and len(tried) == len(drawn):
+        text = survivors.page(reasons, mutants, tried, done, least=least, seconds=SECONDS, hangs=HANGS)
+        options.page.write_text(text, encoding="utf-8")
+    of_these = [done[mutant.name] for mutant in tried]
+    problems = [*survivors.wrong(reasons, {mutant.name for mutant in mutants}, of_these)]
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

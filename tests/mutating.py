@@ -1,0 +1,146 @@
+"""Mutants of the reference: mutmut makes them; each has a name that says what is changed, and where.
+
+The names are not mutmut's, which are numbers: they outlast changes of anything else in the function.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+SOURCES = ROOT / "kvref"
+
+_CLASS = "ǁ"  # mutmut puts it around the name of a method's class
+_ORIGINAL = "__mutmut_orig"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one function. `key` is by what mutmut's code knows it."""
+
+    key: str
+    where: str
+    change: str
+    text_alone: bool
+    """Whether only what a string says is changed."""
+
+    @property
+    def function(self) -> str:
+        """As mutmut calls it."""
+        return self.key.rpartition("__mutmut_")[0]
+
+    @property
+    def module(self) -> str:
+        return self.key.rpartition(".")[0].partition(".")[2]
+
+    @property
+    def name(self) -> str:
+        return f"{self.where}: {self.change}"
+
+
+def mutate(folder: Path) -> list[Mutant]:
+    """Write the reference with all its mutants into the folder, as a package to be put in front of it."""
+    from mutmut.configuration import config
+    from mutmut.mutation.file_mutation import mutate_file_contents
+
+    mutants: list[Mutant] = []
+    for path in sorted(SOURCES.rglob("*.py")):
+        within = path.relative_to(SOURCES)
+        named = str(path.relative_to(ROOT))
+        if not config().should_mutate(named):
+            continue
+        mutated = mutate_file_contents(named, path.read_text())
+        goal = folder / within
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        goal.write_text(mutated.code)
+        module = ".".join(within.with_suffix("").parts).removesuffix(".__init__")
+        mutants += mutants_in(mutated.code, module)
+    return mutants
+
+
+def mutants_in(code: str, module: str) -> Iterator[Mutant]:
+    """All mutants in what mutmut has made of a module."""
+    functions = {node.name: node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)}
+    seen: Counter[str] = Counter()
+    for name, function in functions.items():
+        base, marked, number = name.partition("__mutmut_")
+        if not marked or not number.isdecimal():
+            continue
+        original = functions[base + _ORIGINAL]
+        where = f"{module}.{base[2:] if base[1] == '_' else base[2:].replace(_CLASS, '.')}"
+        change = _change(_lines(original), _lines(function))
+        seen[f"{where}: {change}"] += 1
+        if (times := seen[f"{where}: {change}"]) > 1:
+            change += f" ({times})"
+        same = _without_text(original) == _without_text(function)
+        yield Mutant(f"kvref.{module}.{name}", where, change, same)
+
+
+def _lines(function: ast.FunctionDef) -> list[str]:
+    """A function, a line for each statement, without what its messages say."""
+    renamed = ast.parse(ast.unparse(function)).body[0]
+    assert isinstance(renamed, ast.FunctionDef)
+    renamed.name = "_"
+    renamed.decorator_list = []
+    return ast.unparse(_Shortened().visit(renamed)).splitlines()
+
+
+class _Shortened(ast.NodeTransformer):
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        self.generic_visit(node)
+        for part in node.values:
+            if isinstance(part, ast.Constant):
+                part.value = "…"
+        return node
+
+
+def _change(before: list[str], after: list[str]) -> str:
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+    before, after = before[same:], after[same:]
+    while before and after and before[-1] == after[-1]:
+        before, after = before[:-1], after[:-1]
+    return " → ".join("; ".join(line.strip() for line in lines) for lines in (before, after))
+
+
+def _without_text(function: ast.FunctionDef) -> str:
+    copy = ast.parse(ast.unparse(function)).body[0]
+    assert isinstance(copy, ast.FunctionDef)
+    copy.name = "_"
+    copy.decorator_list = []
+    for node in ast.walk(copy):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.dump(copy)
+
+
+def sample(mutants: Iterable[Mutant], size: int, least: int) -> list[Mutant]:
+    """So many mutants, of each module in proportion to what it has, but `least` of each if it has them.
+
+    Which ones does not depend on the others: where a function changes, its other mutants stay in.
+    """
+    modules: defaultdict[str, list[Mutant]] = defaultdict(list)
+    for mutant in mutants:
+        modules[mutant.module].append(mutant)
+    total = sum(map(len, modules.values()))
+    chosen: list[Mutant] = []
+    floors = {module: min(least, len(there)) for module, there in modules.items()}
+    shares = {module: size * len(there) / total for module, there in modules.items()}
+    # What the small ones have too much, the others have too little, in proportion.
+    small = {module for module in modules if shares[module] <= floors[module]}
+    left = size - sum(floors[module] for module in small)
+    rest = sum(len(there) for module, there in modules.items() if module not in small)
+    for module, there in modules.items():
+        share = floors[module] if module in small else round(left * len(there) / rest)
+        chosen += sorted(there, key=_lot)[:share]
+    return chosen
+
+
+def _lot(mutant: Mutant) -> bytes:
+    return hashlib.sha256(mutant.name.encode()).digest()

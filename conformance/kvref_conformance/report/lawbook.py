@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
-from kvref_conformance.faults import FAULTS
+from kvref_conformance.faults import FAULTS, REPORTED
 from kvref_conformance.laws import Law
 from kvref_strategies.catalogue import WORKLOADS
 
@@ -18,7 +18,7 @@ behaviour under misuse; `kvref check` fails on it with `--strict` only.
 
 
 def laws_page(laws: Iterable[Law]) -> str:
-    """Markdown: each law by area, why it matters, and where its check, its workload and its fault are."""
+    """Markdown: each law by area, why it matters, and where its check, its workload and its faults are."""
     lines = [_HEAD]
     area = ""
     laws = list(laws)
@@ -28,7 +28,13 @@ def laws_page(laws: Iterable[Law]) -> str:
             area = law.area
             lines.append(f"## {area}\n")
         workload = WORKLOADS.get(law.workload)
-        faults = [f"`{name.partition('faults.')[2]}`" for name, broken in FAULTS.items() if broken == law.id]
+        faults = [f"`{_short(name)}`" for name, broken in FAULTS.items() if broken == law.id]
+        reported = [
+            f"* reported as {fault.source}: `{_short(name)}`"
+            + (f", found from the depth {fault.depth} on" if fault.depth != "quick" else "")
+            for name, fault in REPORTED.items()
+            if fault.law == law.id
+        ]
         lines += [
             f"### {law.id}\n",
             f"{law.statement} *({law.level})*\n",
@@ -38,9 +44,15 @@ def laws_page(laws: Iterable[Law]) -> str:
             if workload
             else "* workload: all",
             *(f"* needs the capability `{name}`" for name in law.capabilities),
-            f"* faults: {', '.join(faults)}\n",
+            f"* faults: {', '.join(faults)}",
+            *reported,
+            "",
         ]
     return "\n".join(lines)
+
+
+def _short(fault: str) -> str:
+    return fault.partition("faults.")[2]
 
 
 def _place(thing: object) -> str:

@@ -18,7 +18,7 @@ from kvref_conformance.worker import Worker
 SHOWN_BY = {
     "start_forgets_what_was_registered": "registry",
     "evicted_block_knows_its_key": "pool",
-    "bad_blocks_found_while_held": "SlidingWindowSpec",
+    "bad_blocks_found_while_held": "FullAttentionSpec",
     "line_outlives_a_reset": "pool",
     "found_again_and_still_the_oldest": "pool",
     "cached_counts_as_used": "pool",
@@ -32,6 +32,7 @@ SHOWN_BY = {
     "fewer_than_before_asserted_away": "MambaSpec",
     "state_within_a_block_gets_its_key": "MambaSpec",
     "state_found_before_it_is_written": "MambaSpec",
+    "state_remembered_over_preemption": "MambaSpec",
     "window_shorter_by_what_is_read_ahead": "SlidingWindowSpec",
     "block_read_ahead_gets_no_key": "SlidingWindowMLASpec",
     "each_look_drops_a_block": "SlidingWindowSpec",

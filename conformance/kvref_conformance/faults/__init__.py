@@ -1,5 +1,8 @@
 """The reference with one deliberate fault each: evidence that a law can fail, and that only it does.
 
+`FAULTS` has one for each law. `REPORTED` has what really went wrong in caches of others, as far as it can go
+wrong in the reference: evidence that the laws find what is found by accident, and late.
+
 A fault is a target, `kvref check kvref_conformance.faults.spec:alignment_lost_in_merge` for one. Loading it
 changes the reference for the whole process, so a fault is loaded in a process of its own, as targets are.
 """
@@ -140,7 +143,7 @@ class Reported(NamedTuple):
 
 REPORTED: dict[str, Reported] = {
     "kvref_conformance.faults.reported_registry:start_forgets_what_was_registered": Reported(
-        "registry.order-free", "vLLM issue 18740"
+        "registry.every-process", "vLLM issue 18740"
     ),
     "kvref_conformance.faults.reported_pool:evicted_block_knows_its_key": Reported(
         "pool.hash-metadata", "kvcached issue 362"
@@ -186,6 +189,9 @@ REPORTED: dict[str, Reported] = {
     ),
     "kvref_conformance.faults.reported_managers:state_found_before_it_is_written": Reported(
         "shadow.hit-content", "kvcached PR 363"
+    ),
+    "kvref_conformance.faults.reported_managers:state_remembered_over_preemption": Reported(
+        "admission.preempt-resume", "vLLM PR 35157"
     ),
     "kvref_conformance.faults.reported_hits:window_shorter_by_what_is_read_ahead": Reported(
         "coordinator.hit-maximal", "vLLM PR 17398"

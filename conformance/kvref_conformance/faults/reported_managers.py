@@ -141,3 +141,9 @@ def state_found_before_it_is_written() -> ReferenceTarget:
 
     break_it(MambaManager, "cache_blocks", cache_blocks)
     return ReferenceTarget()
+
+
+def state_remembered_over_preemption() -> ReferenceTarget:
+    """Who comes back counts as one that has a state, and blocks for drafts, already (vLLM PR 35157)."""
+    break_it(MambaManager, "pop_blocks_for_free", SingleTypeKVCacheManager.pop_blocks_for_free)
+    return ReferenceTarget()

@@ -18,7 +18,7 @@ behaviour under misuse; `kvref check` fails on it with `--strict` only.
 
 
 def laws_page(laws: Iterable[Law]) -> str:
-    """Markdown: each law by area, why it matters, and where its check, its workload and its fault are."""
+    """Markdown: each law by area, why it matters, and where its check, its workload and its faults are."""
     lines = [_HEAD]
     area = ""
     laws = list(laws)
@@ -29,10 +29,11 @@ def laws_page(laws: Iterable[Law]) -> str:
             lines.append(f"## {area}\n")
         workload = WORKLOADS.get(law.workload)
         faults = [f"`{_short(name)}`" for name, broken in FAULTS.items() if broken == law.id]
-        faults += [
-            f"`{_short(name)}` ({reported.source})"
-            for name, reported in REPORTED.items()
-            if reported.law == law.id
+        reported = [
+            f"* reported as {fault.source}: `{_short(name)}`"
+            + (f", found from the depth {fault.depth} on" if fault.depth != "quick" else "")
+            for name, fault in REPORTED.items()
+            if fault.law == law.id
         ]
         lines += [
             f"### {law.id}\n",
@@ -43,7 +44,9 @@ def laws_page(laws: Iterable[Law]) -> str:
             if workload
             else "* workload: all",
             *(f"* needs the capability `{name}`" for name in law.capabilities),
-            f"* faults: {', '.join(faults)}\n",
+            f"* faults: {', '.join(faults)}",
+            *reported,
+            "",
         ]
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
 from kvref_conformance.laws import LAWS
 from kvref_conformance.profile import ProfileError
+from kvref_conformance.reached import CannotMeasure, needs_library
 from kvref_conformance.report import (
     ForeignDirectory,
     by_reason,
@@ -56,6 +58,7 @@ _REFUSED = (
     TargetFailed,
     ProfileError,
     NotJudged,
+    CannotMeasure,
     ForeignDirectory,
     releases.HostError,
     baselines.BaselineError,
@@ -237,6 +240,14 @@ def cli() -> None:
     callback=_writable,
     help="Write what was found broken as a baseline to review.",
 )
+@click.option("--coverage", is_flag=True, help="Also tell which lines of TARGET's own files no law reached.")
+@click.option(
+    "--coverage-source",
+    "sources",
+    multiple=True,
+    metavar="MODULE",
+    help="Take this module or package for TARGET's own; implies --coverage. Can be repeated.",
+)
 @click.pass_context
 def check(
     context: click.Context,
@@ -258,6 +269,8 @@ def check(
     strict: bool,
     baseline: str | None,
     save_baseline: Path | None,
+    coverage: bool,
+    sources: tuple[str, ...],
 ) -> None:
     """Run laws against TARGET.
 
@@ -273,6 +286,9 @@ def check(
         claim(report)
     options = Options(laws, depth, seed, budget, jobs, strict, subjects)
     worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
+    if coverage or sources:
+        needs_library()
+        worker = replace(worker, measured=sources)
     with (
         progress(Console(stderr=True)) as watcher,
         loaded(worker, laws, watcher, declared, device=device) as one,

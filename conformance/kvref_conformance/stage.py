@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvref.target import Outcome, Target, perform
+from kvref_conformance.measure import Measure
 from kvref_conformance.results import Trace
 from kvref_conformance.session import Hosts, NotJudged, Session
 
@@ -396,8 +397,12 @@ class SwiftStage(Stage):
 class IsolatedStage(Stage):
     """Performs in pristine processes forked from the hosts. Its journal only tells that it is alive."""
 
-    def __init__(self, hosts: Hosts, timeout: float, journal: Journal) -> None:
+    def __init__(
+        self, hosts: Hosts, timeout: float, journal: Journal, measure: Measure | None = None
+    ) -> None:
+        """With `measure`, which collects what the operations reach."""
         super().__init__()
+        self._measure = measure
         self._journal = journal
         self._hosts = hosts
         self._timeout = timeout
@@ -410,10 +415,13 @@ class IsolatedStage(Stage):
     def _perform(self, operation: str, arguments: str) -> Outcome:
         self._journal.came_back()
         if self._session is None:
-            self._session = Session(self._hosts[" ".join(self.flags[-1])], self._timeout)
+            measured = self._measure is not None and self._measure.on
+            self._session = Session(self._hosts[" ".join(self.flags[-1])], self._timeout, measured)
         return self._session.perform(operation, json.loads(arguments))
 
     def close(self) -> None:
         if self._session is not None:
+            if self._measure is not None and self._measure.on:
+                self._measure.add(self._session.reached())
             self._session.close()
             self._session = None

@@ -1,0 +1,131 @@
+"""Tell which lines of the target's own files no law reached: as data and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvref_conformance.reached import FileReached, Reached, ranges
+from kvref_conformance.report.text import visible
+from kvref_conformance.results import Result
+
+Ranges = Sequence[tuple[int, int]]
+
+
+def coverage_document(reached: Reached) -> dict[str, Any]:
+    """The property `coverage` of a report."""
+    return {
+        "modules": reached.modules,
+        "without": reached.without,
+        "lines": reached.lines,
+        "reached": reached.reached,
+        "files": [
+            {
+                "name": file.name,
+                "lines": len(file.lines),
+                "reached": file.reached,
+                "unreached": ranges(file.unreached, file.lines),
+                "unreached_branches": file.branches,
+                "laws": {law: ranges(lines, file.lines) for law, lines in file.laws.items()},
+            }
+            for file in reached.files
+        ],
+        "not_loaded": reached.not_loaded,
+        "unread": reached.unread,
+        "ended_early": reached.ended_early,
+    }
+
+
+def heading(result: Result, reached: Reached) -> str:
+    whose = "lines of your plugin" if result.target.get("plugin") else "lines"
+    without = f" without {', '.join(reached.without)}" if reached.without else ""
+    return f"{whose} no law reached: {', '.join(reached.modules)}{without}"
+
+
+def percent(lines: int, reached: int) -> str:
+    """Rounded down, so that only all are 100."""
+    return f"{100 * reached // lines}%" if lines else "-"
+
+
+def places(file: FileReached) -> list[str]:
+    """What was not reached, in order: lines as `12-14`, branches as `20->25`."""
+    found = [(first, _range((first, last))) for first, last in ranges(file.unreached, file.lines)]
+    found += [(start, f"{start}->{end if end > 0 else 'exit'}") for start, end in file.branches]
+    return [text for _, text in sorted(found)]
+
+
+def remarks(reached: Reached) -> list[str]:
+    """What the table leaves out, and what it may miss."""
+    found = []
+    if reached.not_loaded:
+        found.append(f"{len(reached.not_loaded)} files were never loaded, and are not counted")
+    if reached.unread:
+        found.append(f"cannot be read as Python here, and are not counted: {', '.join(reached.unread)}")
+    if reached.ended_early:
+        found.append(
+            "ended early, so that what they reached last may be missing: " + ", ".join(reached.ended_early)
+        )
+    return found
+
+
+def coverage_page(result: Result, reached: Reached) -> str:
+    """Markdown: every file, with what was not reached, and which law reached what."""
+    target = result.target
+    title = heading(result, reached)
+    lines = [
+        f"# {title[0].upper()}{visible(title[1:])}",
+        "",
+        visible(f"{target['name']} {target['version']}, depth {result.depth}, seed {result.seed}"),
+        "",
+        "| file | lines | reached | % | unreached |",
+        "|---|--:|--:|--:|---|",
+        *(_row(file) for file in reached.files),
+        f"| all | {reached.lines} | {reached.reached} | {percent(reached.lines, reached.reached)} | |",
+        "",
+    ]
+    for remark in remarks(reached):
+        lines += [f"{visible(remark[0].upper() + remark[1:])}.", ""]
+    if reached.not_loaded:
+        lines += ["## Never loaded", "", *(f"* {_code(name)}" for name in reached.not_loaded), ""]
+    lines += ["## Which law reached what", ""]
+    for file in reached.files:
+        lines += [f"### {_code(file.name)}", "", *_by_law(file), ""]
+    return "\n".join(lines)
+
+
+def _row(file: FileReached) -> str:
+    numbers = f"{len(file.lines)} | {file.reached} | {percent(len(file.lines), file.reached)}"
+    return f"| {_code(file.name)} | {numbers} | {', '.join(places(file))} |"
+
+
+def _by_law(file: FileReached) -> list[str]:
+    """An item for each set of lines: laws that one unit of work feeds reach the same."""
+    laws: dict[frozenset[int], list[str]] = {}
+    for law, lines in file.laws.items():
+        laws.setdefault(lines, []).append(law)
+    return [
+        f"* {', '.join(names)}: {', '.join(map(_range, ranges(lines, file.lines)))}"
+        for lines, names in laws.items()
+    ] or ["None."]
+
+
+def _range(ends: tuple[int, int]) -> str:
+    first, last = ends
+    return f"{first}-{last}" if last > first else f"{first}"
+
+
+def _code(name: str) -> str:
+    return f"`{visible(name).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
+def by_area(reached: Reached, areas: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """For each area of laws how many lines they reached, and how many of them no other area did."""
+    found: dict[str, set[tuple[str, int]]] = {}
+    for file in reached.files:
+        for law, lines in file.laws.items():
+            found.setdefault(areas[law], set()).update((file.name, line) for line in lines)
+    told = {}
+    for area, lines in found.items():
+        others = set().union(*(found[other] for other in found if other != area))
+        told[area] = (len(lines), len(lines - others))
+    return told

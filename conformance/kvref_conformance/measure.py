@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Mapping
 
-from kvref.target import Target
+from kvref.target import Json, Outcome, Target, perform
 from kvref_conformance.targets.own import OwnFiles
 
 Arcs = dict[str, list[list[int]]]
-"""By the real path of a file the pairs of lines that ran one after the other; -N is outside of what begins at N."""
+"""By the path of a file, pairs of lines that ran one after the other; -N is outside of what begins at N."""
 
 
 class Measure:
@@ -26,6 +25,7 @@ class Measure:
     def __init__(self, own: OwnFiles) -> None:
         from coverage import Coverage
 
+        self.own = own
         self._coverage = Coverage(
             data_file=None, config_file=False, branch=True, include=own.measured, omit=own.left_out
         )
@@ -34,30 +34,20 @@ class Measure:
         self._coverage.start()
         self._trace, self._trace_threads = sys.gettrace(), threading.gettrace()
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
         self._told: dict[str, set[tuple[int, int]]] = {}
         self._others: dict[str, set[tuple[int, int]]] = {}
         self.on = True
 
-    def of(self, target: Target) -> Target:
-        """The target, with its operations measured."""
-        return cast(Target, _Parts(target, self))
-
-    def during(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, measured."""
-
-        def operation(**arguments: Any) -> Any:
-            if not self.on:
-                return function(**arguments)
-            threading.settrace(self._trace_threads)  # type: ignore[arg-type]
-            sys.settrace(self._trace)
-            try:
-                return function(**arguments)
-            finally:
-                sys.settrace(None)
-                threading.settrace(None)  # type: ignore[arg-type]
-
-        return operation
+    def perform(self, target: Target, operation: str, arguments: Mapping[str, Json]) -> Outcome:
+        """Run one operation, measured."""
+        threading.settrace(self._trace_threads)
+        sys.settrace(self._trace)
+        try:
+            return perform(target, operation, arguments)
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)
 
     def add(self, arcs: Arcs) -> None:
         """What another process has told."""
@@ -67,7 +57,9 @@ class Measure:
     def new(self) -> Arcs:
         """What was run since this was asked last."""
         data = self._coverage.get_data()
-        run = {path: set(data.arcs(path) or ()) for path in data.measured_files()}
+        run: dict[str, set[tuple[int, int]]] = {
+            path: set(data.arcs(path) or ()) for path in data.measured_files()
+        }
         for path, pairs in self._others.items():
             run.setdefault(path, set()).update(pairs)
         found = {path: pairs - self._told.get(path, set()) for path, pairs in run.items()}
@@ -75,25 +67,24 @@ class Measure:
         return {path: [list(pair) for pair in sorted(pairs)] for path, pairs in found.items() if pairs}
 
 
-class _Parts:
-    """The parts of a target."""
+class Measured:
+    """A target whose operations are measured; nothing else is asked of it."""
 
     def __init__(self, target: Target, measure: Measure) -> None:
         self._target = target
         self._measure = measure
 
-    def __getattr__(self, name: str) -> Any:
-        part = getattr(self._target, name)
-        return part if part is None or isinstance(part, str) else _Functions(part, self._measure)
+    def perform(self, operation: str, arguments: Mapping[str, Json]) -> Outcome:
+        run = self._measure.perform if self._measure.on else perform
+        return run(self._target, operation, arguments)
 
 
-class _Functions:
-    """The functions of a part."""
+Asked = Target | Measured
+"""What operations are asked of."""
 
-    def __init__(self, part: object, measure: Measure) -> None:
-        self._part = part
-        self._measure = measure
 
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._part, name)
-        return function if function is None else self._measure.during(function)
+def ask(target: Asked, operation: str, arguments: Mapping[str, Json]) -> Outcome:
+    """What `kvref.target.perform` does."""
+    if isinstance(target, Measured):
+        return target.perform(operation, arguments)
+    return perform(target, operation, arguments)

@@ -20,7 +20,7 @@ from typing import Any
 from kvref_conformance.channel import Message
 
 Arcs = dict[str, set[tuple[int, int]]]
-"""By the path of a file the pairs of lines that ran one after the other; -N is outside of what begins at N."""
+"""By the path of a file, pairs of lines that ran one after the other; -N is outside of what begins at N."""
 
 
 class CannotMeasure(Exception):
@@ -133,11 +133,16 @@ def _file(
     name: str, path: str, analysis: Mapping[str, Any], laws: Mapping[str, set[tuple[int, int]] | None]
 ) -> FileReached | None:
     inside = _inside_functions(path)
-    run, missing = inside.intersection(analysis["executed_lines"]), inside.intersection(analysis["missing_lines"])
+    run, missing = (
+        inside.intersection(analysis["executed_lines"]),
+        inside.intersection(analysis["missing_lines"]),
+    )
     lines = sorted(run | missing)
     if not lines:
         return None
-    statements = sorted({*analysis["executed_lines"], *analysis["missing_lines"], *analysis["excluded_lines"]})
+    statements = sorted(
+        {*analysis["executed_lines"], *analysis["missing_lines"], *analysis["excluded_lines"]}
+    )
     by_law = {
         law: frozenset(run.intersection(_first_lines(arcs, statements))) for law, arcs in laws.items() if arcs
     }

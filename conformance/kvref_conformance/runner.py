@@ -260,7 +260,7 @@ class Runner:
         # Alone, the law that every operation feeds is what all units are for.
         run = [([law.id for law in unit.laws] or [ANSWERS.id], unit.reached) for unit in units]
         ended_early = [unit.name for unit in units if unit.cut or unit.failure or unit.death]
-        return add_up(self._hosts[""].ask({"kind": "own"}), run, ended_early)
+        return add_up(self._hosts[""].ask({"kind": "own"})["own"], run, ended_early)
 
     def _effort(self, unit: Unit) -> Effort:
         depth, driven = self._options.depth, unit.workload.driven

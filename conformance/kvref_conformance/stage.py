@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvref.target import Outcome, Target, perform
-from kvref_conformance.measure import Measure
+from kvref.target import Outcome
+from kvref_conformance.measure import Asked, Measure, ask
 from kvref_conformance.results import Trace
 from kvref_conformance.session import Hosts, NotJudged, Session
 
@@ -26,7 +26,7 @@ class Died(Exception):
     """The target's process ended, or stopped answering, at the last operation."""
 
 
-def raw_answer(target: Target, operation: str, arguments: dict[str, Any]) -> Outcome:
+def raw_answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outcome:
     """What the operation answers.
 
     What would end a process, `sys.exit()` say, ends it as far as the laws are concerned.
@@ -35,7 +35,7 @@ def raw_answer(target: Target, operation: str, arguments: dict[str, Any]) -> Out
         NotJudged: there is no such operation.
     """
     try:
-        return perform(target, operation, arguments)
+        return ask(target, operation, arguments)
     except LookupError as error:
         raise NotJudged(str(error)) from error
     except Exception as error:
@@ -44,7 +44,7 @@ def raw_answer(target: Target, operation: str, arguments: dict[str, Any]) -> Out
         return {"died": f"raised {type(error).__name__}, which ends a process"}
 
 
-def answer(target: Target, operation: str, arguments: dict[str, Any]) -> Outcome:
+def answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outcome:
     """The same, as it reads after a journey through JSON.
 
     Raises:
@@ -365,7 +365,7 @@ class Journal:
 class LocalStage(Stage):
     """Performs in this process, journalling each operation first."""
 
-    def __init__(self, target: Target, journal: Journal) -> None:
+    def __init__(self, target: Asked, journal: Journal) -> None:
         super().__init__()
         self._target = target
         self._journal = journal
@@ -386,7 +386,7 @@ class SwiftStage(Stage):
     looks again on another stage.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Asked) -> None:
         super().__init__()
         self._target = target
 

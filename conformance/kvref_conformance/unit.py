@@ -25,7 +25,7 @@ from kvref_conformance.channel import Channel, Message
 from kvref_conformance.driver import Driver, Example
 from kvref_conformance.explorer import Explorer
 from kvref_conformance.laws import LAWS, Law, LawBroken
-from kvref_conformance.measure import Measure
+from kvref_conformance.measure import Measure, Measured
 from kvref_conformance.stage import Died, IsolatedStage, Journal, LocalStage, Stage
 from kvref_strategies.catalogue import WORKLOADS
 
@@ -103,21 +103,20 @@ class Report:
 
 def run_unit(target: Target, request: Message, channel: Channel, measure: Measure | None) -> None:
     """Serve one unit: progress on the channel while it runs, then its findings."""
-    if measure:
-        target = measure.of(target)
+    asked = Measured(target, measure) if measure else target
     workload = WORKLOADS[request["workload"]]
     laws = [LAWS[name] for name in request["laws"]]
 
     def new_stage() -> Stage:
         if workload.isolated:
             return IsolatedStage(request["hosts"], request["timeout"], journal, measure)
-        return LocalStage(target, journal)
+        return LocalStage(asked, journal)
 
     journal = Journal(Path(request["journal"]))
     report = Report(channel, request, measure)
     explorer = Explorer(workload, request, new_stage)
     findings = _collect(explorer, laws, report)
-    driver = Driver(target, workload, request, journal)
+    driver = Driver(asked, workload, request, journal)
     driven = _drive(driver, explorer.setups(request["driven"]), laws, report)
     report.judged()
     for law in laws:

@@ -125,7 +125,7 @@ def by_area(reached: Reached, areas: Mapping[str, str]) -> dict[str, tuple[int, 
         for law, lines in file.laws.items():
             found.setdefault(areas[law], set()).update((file.name, line) for line in lines)
     told = {}
-    for area, lines in found.items():
+    for area, own in found.items():
         others = set().union(*(found[other] for other in found if other != area))
-        told[area] = (len(lines), len(lines - others))
+        told[area] = (len(own), len(own - others))
     return told

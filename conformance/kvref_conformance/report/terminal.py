@@ -251,15 +251,15 @@ def _coverage(result: Result, printer: Printer, directory: Path | None) -> None:
     wanting = [file for file in reached.files if places(file)]
     cut = False
     for file in wanting[:_MOST_FILES]:
-        told = places(file)
-        cut = cut or len(told) > _MOST_PLACES
-        more = f", and {len(told) - _MOST_PLACES} more" if len(told) > _MOST_PLACES else ""
+        found = places(file)
+        cut = cut or len(found) > _MOST_PLACES
+        more = f", and {len(found) - _MOST_PLACES} more" if len(found) > _MOST_PLACES else ""
         table.add_row(
             printer.text(file.name, _LONGEST_NAME),
             str(len(file.lines)),
             str(file.reached),
             percent(len(file.lines), file.reached),
-            printer.text(", ".join(told[:_MOST_PLACES]) + more),
+            printer.text(", ".join(found[:_MOST_PLACES]) + more),
         )
     table.add_row("all", str(reached.lines), str(reached.reached), percent(reached.lines, reached.reached))
     printer.table(table)
@@ -268,8 +268,8 @@ def _coverage(result: Result, printer: Printer, directory: Path | None) -> None:
     if cut or len(wanting) > _MOST_FILES:
         where = directory / COVERAGE if directory is not None else "--report DIR and --json tell"
         printer.line(f"all of it: {where}")
-    for remark in remarks(reached):
-        printer.line(remark)
+    for told in remarks(reached):
+        printer.line(told)
     printer.blank()
     if areas := by_area(reached, {law: LAWS[law].area for law in LAWS}):
         table = _table("laws", "reached", "alone")

@@ -48,7 +48,7 @@ def own_of(target: str, plugin: PluginInfo | None, chosen: Sequence[str] = ()) -
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A Python file, by the path from the folder it is imported from, and whether the target has loaded it."""
+    """A Python file, by its path from where it is imported from, and whether the target has loaded it."""
 
     name: str
     loaded: bool
@@ -61,6 +61,7 @@ class OwnFiles:
     `measured` and `left_out` are patterns of paths. `files` has every Python file by its real path.
     """
 
+    own: Own
     measured: list[str]
     left_out: list[str]
     files: dict[str, OwnFile]
@@ -85,7 +86,7 @@ def find(own: Own) -> OwnFiles:
             if not any(path.is_relative_to(each) for each in without):
                 real = str(path.resolve())
                 files[real] = OwnFile(str(path.relative_to(root)), real in loaded)
-    return OwnFiles([*map(_pattern, places)], [*map(_pattern, without)], files)
+    return OwnFiles(own, [*map(_pattern, places)], [*map(_pattern, without)], files)
 
 
 def _pattern(place: Path) -> str:

@@ -281,14 +281,15 @@ def check(
                  3  incomplete: something was cut, died, or could not be confirmed
     """
     started = time.monotonic()
+    measured = sources if coverage or sources else None
+    if measured is not None:
+        needs_library()
     laws = select_laws(patterns)
     if report is not None:
         claim(report)
     options = Options(laws, depth, seed, budget, jobs, strict, subjects)
     worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
-    if coverage or sources:
-        needs_library()
-        worker = replace(worker, measured=sources)
+    worker = replace(worker, measured=measured)
     with (
         progress(Console(stderr=True)) as watcher,
         loaded(worker, laws, watcher, declared, device=device) as one,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kvref_conformance.reached import FileReached, Reached, ranges
 from kvref_conformance.report.text import visible
 from kvref_conformance.results import Result
 
-Ranges = Sequence[tuple[int, int]]
+_FEW = 3
 
 
 def coverage_document(reached: Reached) -> dict[str, Any]:
@@ -56,16 +56,17 @@ def places(file: FileReached) -> list[str]:
 
 def remarks(reached: Reached) -> list[str]:
     """What the table leaves out, and what it may miss."""
-    found = []
-    if reached.not_loaded:
-        found.append(f"{len(reached.not_loaded)} files were never loaded, and are not counted")
-    if reached.unread:
-        found.append(f"cannot be read as Python here, and are not counted: {', '.join(reached.unread)}")
-    if reached.ended_early:
-        found.append(
-            "ended early, so that what they reached last may be missing: " + ", ".join(reached.ended_early)
-        )
-    return found
+    told = {
+        "never loaded, and not counted": (reached.not_loaded, "files"),
+        "not to be read as Python here, and not counted": (reached.unread, "files"),
+        "ended early, so that what they reached may be missing": (reached.ended_early, "units of work"),
+    }
+    found = [] if reached.files else ["no file was loaded that has functions written in Python"]
+    return found + [
+        f"{what}: {', '.join(names) if len(names) <= _FEW else f'{len(names)} {kind}'}"
+        for what, (names, kind) in told.items()
+        if names
+    ]
 
 
 def coverage_page(result: Result, reached: Reached) -> str:

@@ -27,8 +27,11 @@ class Own:
 NOTHING = Own(())
 REFERENCE = Own(("kvref",), without=("kvref.target",))
 """The reference, without the protocol that it is asked by."""
-VLLM = Own(("vllm.v1.core", "vllm.v1.kv_cache_*"), without=("vllm.v1.core.sched",))
-"""vLLM's KV-cache core, without the scheduler that drives it."""
+VLLM = Own(
+    ("vllm.v1.core", "vllm.v1.kv_cache_*"),
+    without=("vllm.v1.core.sched", "vllm.v1.core.encoder_cache_manager"),
+)
+"""vLLM's KV-cache core, without the scheduler that drives it and the cache of encoders' outputs."""
 
 
 def own_of(target: str, plugin: PluginInfo | None, chosen: Sequence[str] = ()) -> Own:
@@ -119,7 +122,7 @@ def _spec(name: str) -> Any:
     try:
         spec = find_spec(name)
     except Exception as error:
-        raise TargetRefused(f"{name!r}, which is to be measured, cannot be looked for: {error}") from error
+        raise TargetRefused(f"the module {name!r}, to be measured, cannot be found: {error}") from error
     if spec is None:
-        raise TargetRefused(f"{sys.executable} finds no module or package {name!r}, which is to be measured")
+        raise TargetRefused(f"the module {name!r}, to be measured, is not found by {sys.executable}")
     return spec

@@ -8,6 +8,7 @@ It is imported only by a process that measures.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -26,8 +27,10 @@ class Measure:
         from coverage import Coverage
 
         self.own = own
+        # An empty list would stand for everything.
+        include = own.measured or [os.devnull]
         self._coverage = Coverage(
-            data_file=None, config_file=False, branch=True, include=own.measured, omit=own.left_out
+            data_file=None, config_file=False, branch=True, include=include, omit=own.left_out
         )
         # Others are not to be had in every version, nor set and unset so often.
         self._coverage.set_option("run:core", "ctrace")

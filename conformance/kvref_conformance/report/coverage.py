@@ -57,7 +57,7 @@ def places(file: FileReached) -> list[str]:
 def remarks(reached: Reached) -> list[str]:
     """What the table leaves out, and what it may miss."""
     told = {
-        "never loaded, and not counted": (reached.not_loaded, "files"),
+        "never loaded, so that none of it was reached, and not counted": (reached.not_loaded, "files"),
         "not to be read as Python here, and not counted": (reached.unread, "files"),
         "ended early, so that what they reached may be missing": (reached.ended_early, "units of work"),
     }

@@ -1,7 +1,7 @@
 """Whether `kvref check` reaches all of the reference, but for refusals and what docs/unreached.toml lists.
 
-Run it on what `coverage json` made of a check (`tox -e reached`): it tells what is missing there, and what is
-there without need, and exits with 1 if there is either.
+Run it on the report of a check with `--coverage` (`tox -e reached`): it tells what the list lacks, and
+what is in it without need, and exits with 1 if there is either.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kvref
+
 LISTED = Path(__file__).parent.parent / "docs" / "unreached.toml"
+FOLDER = Path(kvref.__file__).parent.parent
 
 
-def refusals(source: str) -> set[int]:
-    """Lines of blocks that end by raising an exception: a check asks nothing that an engine does not ask."""
+def refusals(tree: ast.Module) -> set[int]:
+    """Lines of blocks that end by raising an exception: a check asks nothing that an engine does not ask.
+
+    And what a derived class has to replace.
+    """
     lines: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and "NotImplementedError" in ast.unparse(node):
+            lines.add(node.lineno)
         handlers = [handler.body for handler in getattr(node, "handlers", ())]
         for block in [getattr(node, "body", []), getattr(node, "orelse", []), *handlers]:
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) or not isinstance(block, list):
@@ -31,21 +39,57 @@ def refusals(source: str) -> set[int]:
     return lines
 
 
-def unreached(measured: dict[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    """Functions with lines, or branches, that were not reached and are no refusal."""
-    for path, file in measured["files"].items():
-        parts = Path(path).with_suffix("").parts
-        module = ".".join(parts[len(parts) - parts[::-1].index("kvref") :])
-        allowed = refusals(Path(path).read_text())
-        for name, function in file["functions"].items():
-            missing = set(function["missing_lines"])
-            skipped = {start for start, end in function["missing_branches"] if end not in missing}
-            if left := sorted((missing - allowed) | skipped):
-                yield f"{module}.{name}".rstrip("."), left
+def places(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Lines on which something in a function begins, in order, each with the innermost function."""
+    functions: list[tuple[int, int, str]] = []
+
+    def collect(node: ast.AST, name: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                inner = f"{name}.{child.name}"
+                if isinstance(child, ast.FunctionDef):
+                    functions.append((child.body[0].lineno, child.end_lineno or 0, inner))
+                collect(child, inner)
+            else:
+                collect(child, name)
+
+    collect(tree, "")
+    texts = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ]
+    left_out = {id(part) for node in texts for part in (node, node.value)}
+    begun = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt | ast.expr | ast.pattern | ast.ExceptHandler)
+        and id(node) not in left_out
+    }
+    for line in sorted(begun):
+        holders = [(first, name) for first, last, name in functions if first <= line <= last]
+        if holders:
+            yield line, max(holders)[1]
 
 
-def main(measured: str) -> int:
-    found = dict(unreached(json.loads(Path(measured).read_text())))
+def unreached(coverage: dict[str, Any]) -> dict[str, list[int]]:
+    """Functions with lines, or branches, that were not reached and are no refusal; modules not loaded."""
+    found: dict[str, list[int]] = {_module(name): [] for name in coverage["not_loaded"]}
+    for file in coverage["files"]:
+        tree = ast.parse((FOLDER / file["name"]).read_text())
+        missing = {line for first, last in file["unreached"] for line in range(first, last + 1)}
+        left = (missing - refusals(tree)) | {start for start, _ in file["unreached_branches"]}
+        for line, name in places(tree):
+            if line in left:
+                found.setdefault(f"{_module(file['name'])}{name}", []).append(line)
+    return found
+
+
+def _module(file: str) -> str:
+    """Without the package."""
+    return ".".join(Path(file).with_suffix("").parts[1:])
+
+
+def main(report: str) -> int:
+    found = unreached(json.loads(Path(report).read_text())["coverage"])
     listed = [each["where"] for each in tomllib.loads(LISTED.read_text())["unreached"]]
     missing = {name: lines for name, lines in found.items() if not any(is_in(name, each) for each in listed)}
     needless = [where for where in listed if not any(is_in(name, where) for name in found)]

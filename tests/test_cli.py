@@ -26,7 +26,16 @@ REFUSALS = ("--laws", "registry.refusals-survive-O")
     ("command", "words"),
     [
         ((), ["check", "doctor", "laws", "replay", "'package.module:factory'"]),
-        (("check",), ["--laws GLOB", "quick 100, standard 500, deep 5000", "0  conformant", "3  incomplete"]),
+        (
+            ("check",),
+            [
+                "--laws GLOB",
+                "quick 100, standard 500, deep 5000",
+                "--coverage-source MODULE",
+                "0  conformant",
+                "3  incomplete",
+            ],
+        ),
         (("laws",), ["[GLOB]...", "--verbose"]),
         (("doctor",), ["[TARGET]", "--python", "--path"]),
         (("replay",), ["TRACE [TARGET]", "0: the law holds; 1: it breaks"]),

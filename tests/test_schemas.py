@@ -86,6 +86,25 @@ def report() -> dict[str, Any]:
                 "repro": "repro/spec.merge-identity-1a2b3c4d.py",
             }
         ],
+        "coverage": {
+            "modules": ["vllm.v1.core"],
+            "without": ["vllm.v1.core.sched"],
+            "lines": 4,
+            "reached": 2,
+            "files": [
+                {
+                    "name": "vllm/v1/core/block_pool.py",
+                    "lines": 4,
+                    "reached": 2,
+                    "unreached": [[7, 9]],
+                    "unreached_branches": [[4, -2]],
+                    "laws": {"pool.partition": [[3, 4]]},
+                }
+            ],
+            "not_loaded": [],
+            "unread": [],
+            "ended_early": ["pool.machine [pool]"],
+        },
     }
 
 
@@ -196,6 +215,10 @@ def test_every_required_key_is_missed_and_every_unknown_key_refused(name: Name) 
         validate({**good, "extra": 1}, name)
 
 
+def test_a_report_of_a_check_that_did_not_measure_has_no_coverage() -> None:
+    validate({key: value for key, value in report().items() if key != "coverage"}, "report")
+
+
 def test_the_vocabulary_is_that_of_results() -> None:
     document = schema("report")
     row = document["$defs"]["row"]["properties"]
@@ -236,6 +259,9 @@ def test_traces_and_baselines_agree_on_runs() -> None:
         ("report", ("laws", 0, "seconds"), -1, "$.laws[0].seconds"),
         ("report", ("totals", "passed"), 1, "$.totals"),
         ("report", ("verdict",), "fine", "$.verdict"),
+        ("report", ("coverage", "files", 0, "unreached"), [[7]], "$.coverage.files[0].unreached[0]"),
+        ("report", ("coverage", "files", 0, "laws", "x"), ["3-4"], "$.coverage.files[0].laws.x[0]"),
+        ("report", ("coverage", "percent"), 50, "$.coverage"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,7 @@ from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
 from kvref_conformance.laws import LAWS
 from kvref_conformance.profile import ProfileError
+from kvref_conformance.reached import CannotMeasure, needs_library
 from kvref_conformance.report import (
     ForeignDirectory,
     by_reason,
@@ -64,6 +66,7 @@ _REFUSED = (
     TargetFailed,
     ProfileError,
     NotJudged,
+    CannotMeasure,
     ForeignDirectory,
     releases.HostError,
     baselines.BaselineError,
@@ -252,6 +255,14 @@ def cli() -> None:
     callback=_writable,
     help="Write what was found broken as a baseline to review.",
 )
+@click.option("--coverage", is_flag=True, help="Also tell which lines of TARGET's own files no law reached.")
+@click.option(
+    "--coverage-source",
+    "sources",
+    multiple=True,
+    metavar="MODULE",
+    help="Take this module or package for TARGET's own; implies --coverage. Can be repeated.",
+)
 @click.pass_context
 def check(
     context: click.Context,
@@ -273,6 +284,8 @@ def check(
     strict: bool,
     baseline: str | None,
     save_baseline: Path | None,
+    coverage: bool,
+    sources: tuple[str, ...],
 ) -> None:
     """Run laws against TARGET.
 
@@ -283,11 +296,15 @@ def check(
                  3  incomplete: something was cut, died, or could not be confirmed
     """
     started = time.monotonic()
+    measured = sources if coverage or sources else None
+    if measured is not None:
+        needs_library()
     laws = select_laws(patterns)
     if report is not None:
         claim(report)
     options = Options(laws, depth, seed, budget, jobs, strict, subjects)
     worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
+    worker = replace(worker, measured=measured)
     with (
         progress(Console(stderr=True)) as watcher,
         loaded(worker, laws, watcher, declared, device=device) as one,

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvref.target import Target
 from kvref_conformance.channel import Message
+from kvref_conformance.measure import Asked
 from kvref_conformance.reducer import MAX_SECONDS, shortest
 from kvref_conformance.results import Trace
 from kvref_conformance.stage import Died, Journal, LocalStage, Stage, SwiftStage
@@ -42,7 +42,7 @@ class Example:
 class Driver:
     """Drives one workload for one subject."""
 
-    def __init__(self, target: Target, workload: Workload, request: Message, journal: Journal) -> None:
+    def __init__(self, target: Asked, workload: Workload, request: Message, journal: Journal) -> None:
         self._target = target
         self._workload = workload
         self._description: Description = request["description"]

@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,10 +42,12 @@ from kvref.target import (
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.explorer import warm_up
 from kvref_conformance.huge_pages import use_huge_pages
+from kvref_conformance.measure import Measure, Measured
 from kvref_conformance.programs_runtime import how_it_ended
 from kvref_conformance.session import NotJudged, kill_group
 from kvref_conformance.stage import answer
 from kvref_conformance.targets import TargetRefused, load_target
+from kvref_conformance.targets.own import find, own_of
 from kvref_conformance.unit import run_unit
 
 _NOT_FOR_PROGRAMS = ("kvref_conformance", "kvref_strategies", "hypothesis")
@@ -84,6 +87,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
     try:
         try:
             target = load_target(config["target"], config["stubs"])
+            measure = _measure(target, config)
         except TargetRefused as refused:
             control.send({"refused": str(refused)})
         except BaseException as error:
@@ -96,7 +100,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(os.fspath(folder / "host.sock"))
                 listener.listen(64)
-                _serve_connections(target, listener, control, folder)
+                _serve_connections(target, measure, listener, control, folder)
     except EOFError:
         pass
     except BaseException:
@@ -124,7 +128,16 @@ def _watch(control: Channel) -> None:
             os._exit(0)
 
 
-def _serve_connections(target: Target, listener: socket.socket, control: Channel, folder: Path) -> None:
+def _measure(target: Target, config: dict[str, Any]) -> Measure | None:
+    """What notes which lines are reached, if that was asked for; raises `TargetRefused`."""
+    if config["measured"] is None:
+        return None
+    return Measure(find(own_of(config["target"], getattr(target, "plugin", None), config["measured"])))
+
+
+def _serve_connections(
+    target: Target, measure: Measure | None, listener: socket.socket, control: Channel, folder: Path
+) -> None:
     host, threads = os.getpid(), _thread_count()
     children: set[int] = set()
     reader, writer = os.pipe()
@@ -150,12 +163,12 @@ def _serve_connections(target: Target, listener: socket.socket, control: Channel
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 listener.close()
                 control.close()
-                _child(target, Channel.from_socket(connection), host, threads)
+                _child(target, measure, Channel.from_socket(connection), host, threads)
             children.add(pid)
             connection.close()
 
 
-def _child(target: Target, channel: Channel, host: int, threads: int) -> NoReturn:
+def _child(target: Target, measure: Measure | None, channel: Channel, host: int, threads: int) -> NoReturn:
     """Serve one connection and end, whatever happens."""
     status = 1
     try:
@@ -169,10 +182,12 @@ def _child(target: Target, channel: Channel, host: int, threads: int) -> NoRetur
         match request["kind"]:
             case "describe":
                 channel.send({"description": {**describe(target), "threads": threads}})
+            case "own" if measure:
+                channel.send({"own": asdict(measure.own)})
             case "session":
-                _serve_session(target, channel)
+                _serve_session(target, channel, measure if request["measured"] else None)
             case "unit":
-                run_unit(target, request, channel)
+                run_unit(target, request, channel, measure)
             case "program":
                 channel.send({"exit_code": _run_program(Path(request["path"]), request["target"])})
         status = _ORDERLY_END
@@ -184,10 +199,14 @@ def _child(target: Target, channel: Channel, host: int, threads: int) -> NoRetur
         os._exit(status)
 
 
-def _serve_session(target: Target, channel: Channel) -> None:
+def _serve_session(target: Target, channel: Channel, measure: Measure | None) -> None:
+    asked = Measured(target, measure) if measure else target
     while True:
         request = channel.receive()
-        channel.send({"outcome": answer(target, request["op"], request["args"])})
+        if measure and "reached" in request:
+            channel.send({"reached": measure.new()})
+        else:
+            channel.send({"outcome": answer(asked, request["op"], request["args"])})
 
 
 class _Alone:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from kvref_conformance.reached import Reached
+
 Trace = dict[str, Any]
 """A replayable trace (schema `kvref.trace/1`)."""
 
@@ -101,6 +103,8 @@ class Result:
     elapsed_seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    coverage: Reached | None = None
+    """Of the target's own files, where that was measured."""
 
     @property
     def failing(self) -> list[Row]:

@@ -14,6 +14,7 @@ from kvref_conformance.baseline import Baseline, Known
 from kvref_conformance.confirm import Confirmer, death_facet, in_parallel, new_row
 from kvref_conformance.laws import ANSWERS, LAWS, Law
 from kvref_conformance.profile import NO_PROFILE, Profile
+from kvref_conformance.reached import Reached, add_up
 from kvref_conformance.reducer import MAX_SECONDS
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result, Row, Status
@@ -136,6 +137,7 @@ class Runner:
             elapsed_seconds=time.monotonic() - started,
             rows=rows,
             notes=[*notes, *(plugin["notes"] if plugin else ())],
+            coverage=self._reached(units),
         )
 
     def has_work(self) -> bool:
@@ -249,6 +251,16 @@ class Runner:
         )
         self._watcher.unit_started(unit.name)
         return one
+
+    def _reached(self, units: list[Unit]) -> Reached | None:
+        """What the units reached of the target's own files, if that was measured."""
+        if self._worker.measured is None:
+            return None
+        self._watcher.phase("telling which lines were reached")
+        # Alone, the law that every operation feeds is what all units are for.
+        run = [([law.id for law in unit.laws] or [ANSWERS.id], unit.reached) for unit in units]
+        ended_early = [unit.name for unit in units if unit.cut or unit.failure or unit.death]
+        return add_up(self._hosts[""].ask({"kind": "own"})["own"], run, ended_early)
 
     def effort(self, unit: Unit) -> Effort:
         """How much the options ask of a unit."""

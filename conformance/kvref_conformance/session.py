@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvref.target import Outcome
-from kvref_conformance.channel import Channel
+from kvref_conformance.channel import Channel, Message
 from kvref_conformance.results import Trace
 
 Hosts = Mapping[str, str]
@@ -97,9 +97,11 @@ def kill_group(pid: int) -> None:
 class Session:
     """A pristine process of the target that performs operations one by one."""
 
-    def __init__(self, address: str, timeout: float) -> None:
+    def __init__(self, address: str, timeout: float, measured: bool = False) -> None:
+        """In a process of its own; a `measured` one tells what of the target's own files it has `reached`."""
         self._address = Path(address)
         self._timeout = timeout
+        self._measured = measured
         self._channel, self._pid = open_child(address, timeout)
         self._opened = False
 
@@ -110,7 +112,7 @@ class Session:
         """
         try:
             if not self._opened:
-                self._channel.send({"kind": "session"})
+                self._channel.send({"kind": "session", "measured": self._measured})
                 self._opened = True
             self._channel.send({"op": operation, "args": dict(arguments)})
             if not self._channel.ready(self._timeout):
@@ -123,6 +125,16 @@ class Session:
             raise NotJudged(reply["failed"])
         outcome: Outcome = reply["outcome"]
         return outcome
+
+    def reached(self) -> dict[str, list[list[int]]]:
+        """Which lines ran after which in the target's own files; nothing if the process has ended."""
+        try:
+            self._channel.send({"reached": True})
+            told: Message = self._channel.receive() if self._channel.ready(self._timeout) else {}
+        except EOFError:
+            return {}
+        found: dict[str, list[list[int]]] = told.get("reached", {})
+        return found
 
     def close(self) -> None:
         self._channel.close()

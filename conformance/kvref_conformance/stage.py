@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvref.target import Outcome, Target, perform
+from kvref.target import Outcome
+from kvref_conformance.measure import Asked, Measure, ask
 from kvref_conformance.results import Trace
 from kvref_conformance.session import Hosts, NotJudged, Session
 
@@ -25,7 +26,7 @@ class Died(Exception):
     """The target's process ended, or stopped answering, at the last operation."""
 
 
-def raw_answer(target: Target, operation: str, arguments: dict[str, Any]) -> Outcome:
+def raw_answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outcome:
     """What the operation answers.
 
     What would end a process, `sys.exit()` say, ends it as far as the laws are concerned.
@@ -34,7 +35,7 @@ def raw_answer(target: Target, operation: str, arguments: dict[str, Any]) -> Out
         NotJudged: there is no such operation.
     """
     try:
-        return perform(target, operation, arguments)
+        return ask(target, operation, arguments)
     except LookupError as error:
         raise NotJudged(str(error)) from error
     except Exception as error:
@@ -43,7 +44,7 @@ def raw_answer(target: Target, operation: str, arguments: dict[str, Any]) -> Out
         return {"died": f"raised {type(error).__name__}, which ends a process"}
 
 
-def answer(target: Target, operation: str, arguments: dict[str, Any]) -> Outcome:
+def answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outcome:
     """The same, as it reads after a journey through JSON.
 
     Raises:
@@ -364,7 +365,7 @@ class Journal:
 class LocalStage(Stage):
     """Performs in this process, journalling each operation first."""
 
-    def __init__(self, target: Target, journal: Journal) -> None:
+    def __init__(self, target: Asked, journal: Journal) -> None:
         super().__init__()
         self._target = target
         self._journal = journal
@@ -385,7 +386,7 @@ class SwiftStage(Stage):
     looks again on another stage.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Asked) -> None:
         super().__init__()
         self._target = target
 
@@ -396,8 +397,12 @@ class SwiftStage(Stage):
 class IsolatedStage(Stage):
     """Performs in pristine processes forked from the hosts. Its journal only tells that it is alive."""
 
-    def __init__(self, hosts: Hosts, timeout: float, journal: Journal) -> None:
+    def __init__(
+        self, hosts: Hosts, timeout: float, journal: Journal, measure: Measure | None = None
+    ) -> None:
+        """With `measure`, which collects what the operations reach."""
         super().__init__()
+        self._measure = measure
         self._journal = journal
         self._hosts = hosts
         self._timeout = timeout
@@ -410,10 +415,13 @@ class IsolatedStage(Stage):
     def _perform(self, operation: str, arguments: str) -> Outcome:
         self._journal.came_back()
         if self._session is None:
-            self._session = Session(self._hosts[" ".join(self.flags[-1])], self._timeout)
+            measured = self._measure is not None and self._measure.on
+            self._session = Session(self._hosts[" ".join(self.flags[-1])], self._timeout, measured)
         return self._session.perform(operation, json.loads(arguments))
 
     def close(self) -> None:
         if self._session is not None:
+            if self._measure is not None and self._measure.on:
+                self._measure.add(self._session.reached())
             self._session.close()
             self._session = None

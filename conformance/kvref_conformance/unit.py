@@ -26,6 +26,7 @@ from kvref_conformance.channel import Channel, Message
 from kvref_conformance.driver import Driver, Example
 from kvref_conformance.explorer import Explorer
 from kvref_conformance.laws import LAWS, Law, LawBroken
+from kvref_conformance.measure import Measure, Measured
 from kvref_conformance.stage import Died, IsolatedStage, Journal, LocalStage, Stage
 from kvref_strategies.catalogue import WORKLOADS
 
@@ -51,10 +52,14 @@ COUNTED = ("examples", "steps", "seconds", "driven_examples", "driven_steps", "d
 
 
 class Report:
-    """Tells now and then that the unit goes on; for a fuzz, also what was seen, and at once what broke."""
+    """Tells now and then that the unit goes on, and what was reached of the target's own files, if measured.
 
-    def __init__(self, channel: Channel, request: Message) -> None:
+    For a fuzz, also what was seen, and at once what broke.
+    """
+
+    def __init__(self, channel: Channel, request: Message, measure: Measure | None) -> None:
         self._channel = channel
+        self._measure = measure
         self._last = time.monotonic()
         self._fuzzing = bool(request["database"])
         self._known = {(law, facet) for law, facets in request["known"].items() for facet in facets}
@@ -64,7 +69,17 @@ class Report:
     def progress(self) -> None:
         if time.monotonic() - self._last > PROGRESS_SECONDS:
             self._last = time.monotonic()
-            self._channel.send({"progress": self.findings["examples"], **self.counted()})
+            self._tell()
+
+    def judged(self) -> None:
+        """Every example has been made; what comes now makes some of them smaller, and is not measured."""
+        if self._measure:
+            self._tell()
+            self._measure.on = False
+
+    def _tell(self) -> None:
+        reached = {"reached": self._measure.new()} if self._measure and self._measure.on else {}
+        self._channel.send({"progress": self.findings["examples"], **self.counted(), **reached})
 
     def counted(self) -> dict[str, Any]:
         if not self._fuzzing:
@@ -87,23 +102,25 @@ class Report:
             self._channel.send({"broke": {"law": law.id, **shown}})
 
 
-def run_unit(target: Target, request: Message, channel: Channel) -> None:
+def run_unit(target: Target, request: Message, channel: Channel, measure: Measure | None) -> None:
     """Serve one unit: progress on the channel while it runs, then its findings."""
+    asked = Measured(target, measure) if measure else target
     workload = WORKLOADS[request["workload"]]
     laws = [LAWS[name] for name in request["laws"]]
 
     def new_stage() -> Stage:
         if workload.isolated:
-            return IsolatedStage(request["hosts"], request["timeout"], journal)
-        return LocalStage(target, journal)
+            return IsolatedStage(request["hosts"], request["timeout"], journal, measure)
+        return LocalStage(asked, journal)
 
     journal = Journal(Path(request["journal"]))
-    report = Report(channel, request)
+    report = Report(channel, request, measure)
     explorer = Explorer(workload, request, new_stage)
     enough = partial(_is_enough, request["until"])
     findings = _collect(explorer, laws, report, enough)
-    driver = Driver(target, workload, request, journal)
+    driver = Driver(asked, workload, request, journal)
     driven = _drive(driver, explorer.setups(request["driven"]), laws, report, enough)
+    report.judged()
     for law in laws:
         found = findings["laws"][law.id]
         if not request["reduce"]:

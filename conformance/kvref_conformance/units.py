@@ -45,6 +45,9 @@ class Unit:
     death_trace: Trace | None = None
     cut: bool = False
     seconds: float = 0.0
+    reached: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    """Where that is measured, by the path of each of the target's own files the pairs of lines that its
+    operations ran one after the other, as far as the unit told before its end."""
 
     @property
     def name(self) -> str:
@@ -128,6 +131,8 @@ class Running:
         except EOFError:
             self._die(end_of(self._address, self._pid))
             return None
+        for path, pairs in message.get("reached", {}).items():
+            self.unit.reached.setdefault(path, set()).update((start, end) for start, end in pairs)
         if "failed" not in message and "findings" not in message:
             return message
         if "failed" in message:

@@ -25,6 +25,7 @@ from kvref_conformance.targets import is_external
 
 OWN_PACKAGES = ("kvref", "kvref_conformance", "kvref_strategies")
 LENT_PACKAGES = ("hypothesis", "_hypothesis_globals", "_hypothesis_ftz_detector", "sortedcontainers")
+MEASURING_PACKAGES = ("coverage",)
 LOAD_PATIENCE = 10
 """How many operation time-outs a target may take to import."""
 
@@ -44,7 +45,8 @@ class Worker:
     """How to run the target: what to load, in which interpreter, with which import paths.
 
     `timeout` is the longest an operation may take, in seconds. `stubs` are packages for hardware that is not
-    there, in whose place a plugin finds mocks.
+    there, in whose place a plugin finds mocks. `measured` are the modules of which is told what was reached;
+    none for the target's own, None where nothing is measured.
     """
 
     target: str
@@ -52,6 +54,7 @@ class Worker:
     paths: tuple[str, ...] = ()
     timeout: float = 30.0
     stubs: tuple[str, ...] = ()
+    measured: tuple[str, ...] | None = None
 
     @property
     def import_paths(self) -> list[str]:
@@ -91,10 +94,13 @@ class Host:
         near, far = socket.socketpair()
         reading, writing = os.pipe()
         self._output = Tail(reading)
+        measured = self.worker.measured
         config = {
             "target": self.worker.target,
             "stubs": list(self.worker.stubs),
-            "own": package_folders(OWN_PACKAGES),
+            "measured": measured,
+            # What measures has to be what reads it: the interpreter may have another version.
+            "own": package_folders((*OWN_PACKAGES, *MEASURING_PACKAGES * (measured is not None))),
             "lent": package_folders(LENT_PACKAGES),
             "control": far.fileno(),
             "folder": str(self.folder),

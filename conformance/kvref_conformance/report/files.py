@@ -1,4 +1,4 @@
-"""Write a run's result to a directory: report.json, junit.xml, traces/*.json and repro/*.py."""
+"""Write a run's result to a directory: report.json, junit.xml, coverage.md, traces/*.json and repro/*.py."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvref_conformance.report.coverage import coverage_document, coverage_page
 from kvref_conformance.report.junit import junit
 from kvref_conformance.report.text import slug
 from kvref_conformance.results import Result, Row, Trace
 from kvref_conformance.schemas import REPORT, validate
 
+COVERAGE = "coverage.md"
 _GENERATED = re.compile(r".*-[0-9a-f]{8}\.(json|py)|\..*\.tmp")
 """Names in traces/ and repro/ that a report may have left: what else lies there is the user's."""
 
@@ -48,6 +50,8 @@ def write_report(result: Result, directory: Path) -> list[Path]:
     for path, content in zip(written, contents.values(), strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, content)
+    if directory / COVERAGE not in written:
+        (directory / COVERAGE).unlink(missing_ok=True)
     for folder in ("traces", "repro"):
         for path in _files(directory / folder):
             if path not in written and _GENERATED.fullmatch(path.name):
@@ -128,6 +132,7 @@ def report_document(result: Result) -> dict[str, Any]:
             "totals": result.totals,
             "notes": result.notes,
             "laws": [_row(row) for row in result.rows],
+            **({"coverage": coverage_document(result.coverage)} if result.coverage is not None else {}),
         }
     )
     return document
@@ -138,6 +143,8 @@ def _contents(result: Result) -> dict[str, bytes]:
     report = report_document(result)
     validate(report, "report")
     contents = {"report.json": as_json(report), "junit.xml": junit(result)}
+    if result.coverage is not None:
+        contents[COVERAGE] = coverage_page(result, result.coverage).encode("utf-8", "backslashreplace")
     for row in result.rows:
         if (name := trace_name(row)) is not None:
             document = plain(row.trace)

@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvref_conformance.laws import LAWS
 from kvref_conformance.laws.core import Law
-from kvref_conformance.report.files import repro_name
+from kvref_conformance.report.coverage import by_area, heading, percent, places, remarks
+from kvref_conformance.report.files import COVERAGE, repro_name
 from kvref_conformance.report.narrate import narrate, remark
 from kvref_conformance.report.text import visible
 from kvref_conformance.results import Level, Result, Row, Status, Verdict
@@ -48,6 +50,10 @@ _COLUMNS = {
 }
 """Columns of the summary that count subjects."""
 
+_MOST_FILES = 20
+_MOST_PLACES = 12
+"""What is shown of unreached lines: files, and places in each."""
+
 _HANG = 4
 _LONGEST_NAME = 80
 _LONGEST_LINE = 800
@@ -77,6 +83,7 @@ def render(result: Result, console: Console, directory: Path | None = None) -> N
         printer.line(f"note: {note}")
     if result.notes:
         printer.blank()
+    _coverage(result, printer, directory)
     _totals(result, printer)
 
 
@@ -231,6 +238,53 @@ def by_reason(rows: Iterable[Row]) -> list[str]:
         ]
         told.append(f"{reason}: {', '.join(names)}")
     return told
+
+
+def _coverage(result: Result, printer: Printer, directory: Path | None) -> None:
+    """What no law reached, a line a file; then what each area of laws reached."""
+    reached = result.coverage
+    if reached is None:
+        return
+    printer.line(heading(result, reached), style="bold")
+    table = _table("file", "lines", "reached", "%")
+    table.add_column("unreached", overflow="fold")
+    wanting = [file for file in reached.files if places(file)]
+    cut = False
+    for file in wanting[:_MOST_FILES]:
+        found = places(file)
+        cut = cut or len(found) > _MOST_PLACES
+        more = f", and {len(found) - _MOST_PLACES} more" if len(found) > _MOST_PLACES else ""
+        table.add_row(
+            printer.text(file.name, _LONGEST_NAME),
+            str(len(file.lines)),
+            str(file.reached),
+            percent(len(file.lines), file.reached),
+            printer.text(", ".join(found[:_MOST_PLACES]) + more),
+        )
+    table.add_row("all", str(reached.lines), str(reached.reached), percent(reached.lines, reached.reached))
+    printer.table(table)
+    if len(wanting) > _MOST_FILES:
+        printer.line(f"and {len(wanting) - _MOST_FILES} more files of which something was not reached")
+    if cut or len(wanting) > _MOST_FILES:
+        where = directory / COVERAGE if directory is not None else "--report DIR and --json tell"
+        printer.line(f"all of it: {where}")
+    for told in remarks(reached):
+        printer.line(told)
+    printer.blank()
+    if areas := by_area(reached, {law: LAWS[law].area for law in LAWS}):
+        table = _table("laws", "reached", "alone")
+        for area, (lines, alone) in areas.items():
+            table.add_row(printer.text(area), str(lines), str(alone))
+        printer.table(table)
+        printer.blank()
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _totals(result: Result, printer: Printer) -> None:

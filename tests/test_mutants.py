@@ -110,17 +110,16 @@ def unit(name: str, seconds: float, *functions: str) -> Known:
     return Known(name, seconds, ("spec.merge-identity",), frozenset(functions))
 
 
-def test_units_that_call_the_function_take_turns_by_workload_the_quickest_first() -> None:
+def test_units_take_turns_by_workload_those_first_that_call_little_else() -> None:
     units = [
         unit("", 0),
-        unit("slow [a]", 3, "f"),
-        unit("slow [b]", 2, "f"),
-        unit("quick [a]", 0.2, "f"),
-        unit("quick [b]", 0.1, "f"),
+        unit("wide [a]", 1, "f", "g", "h"),
+        unit("wide [b]", 2, "f", "g", "h"),
+        *(unit(f"narrow [{n}]", n, "f") for n in (4, 3, 2, 1)),
         unit("other [a]", 0.1, "g"),
     ]
     names = [each.name for each in mutants.order(units, "f")]
-    assert names == ["quick [b]", "slow [b]", "quick [a]", "slow [a]"]
+    assert names == ["narrow [1]", "narrow [2]", "wide [a]", "narrow [3]", "narrow [4]", "wide [b]"]
     assert mutants.order(units, "h") == []
 
 

@@ -120,7 +120,7 @@ def test_units_take_turns_by_workload_those_first_that_call_little_else() -> Non
     ]
     names = [each.name for each in mutants.order(units, "f")]
     assert names == ["narrow [1]", "narrow [2]", "wide [a]", "narrow [3]", "narrow [4]", "wide [b]"]
-    assert mutants.order(units, "h") == []
+    assert mutants.order(units, "i") == []
 
 
 def test_what_is_called_while_loading_concerns_all_and_first_those_that_call_it() -> None:

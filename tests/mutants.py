@@ -122,19 +122,19 @@ def record() -> list[Known]:
 
 
 def order(units: Iterable[Known], function: str) -> list[Known]:
-    """Those that call the function: of each workload the quickest, then of each the next, until time is up.
+    """Those that call the function, the ones first that call little else, until time is up.
 
-    So all kinds of examples have their turn. The time is that which they take without a mutant: what is run
-    does not depend on what else the machine has to do.
+    The more units of a workload have had their turn, the later comes the next. The time is that which they
+    take without a mutant: what is run does not depend on what else the machine has to do.
     """
     loading, *rest = units
     calling = [unit for unit in rest if function in unit.reached or function in loading.reached]
     turns: Counter[str] = Counter()
-    turn: dict[str, int] = {}
+    late: dict[str, int] = {}
     for unit in sorted(calling, key=lambda unit: unit.seconds):
-        turn[unit.name] = turns[unit.workload]
         turns[unit.workload] += 1
-    calling.sort(key=lambda unit: (function not in unit.reached, turn[unit.name], unit.seconds))
+        late[unit.name] = turns[unit.workload] * len(unit.reached)
+    calling.sort(key=lambda unit: (function not in unit.reached, late[unit.name], unit.seconds))
     passed = accumulate(unit.seconds for unit in calling)
     return [unit for unit, seconds in zip(calling, passed, strict=True) if seconds <= SECONDS]
 

@@ -29,7 +29,7 @@ class Mutant:
     where: str
     change: str
     text_alone: bool
-    """Whether only what a string says is changed."""
+    """Whether only what is said is changed: a string, or the message of an exception."""
 
     @property
     def function(self) -> str:
@@ -117,6 +117,8 @@ def _without_text(function: ast.FunctionDef) -> str:
     for node in ast.walk(copy):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             node.value = ""
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            node.exc.args = []
     return ast.dump(copy)
 
 

@@ -15,30 +15,34 @@ HEADING = "## Survivors\n"
 
 _HEAD = """# Mutants
 
-Made by `tox -e mutants -- --page docs/mutants.md`, of a run and of `survivors.toml`: change that, not this page.
+Made by `tox -e mutants -- --page docs/mutants.md`, of a run and of `survivors.toml`: change that, not this
+page.
 
-Are the laws sharp? [mutmut](https://mutmut.readthedocs.io) makes small changes in the reference, thousands of them: a
-`<` becomes `<=`, an argument is left out, a value is `None`. Each is a mutant. A mutant is *killed* if a check of it
-with the laws would not say that it conforms: our own tests have no part in that. What no law kills is either the same
-as before, for all that anybody can see, or nothing that a law may ask for, and is listed below with the reason. A run
-fails if a mutant survives that is not listed, or if one that is listed is killed.
+Are the laws sharp? [mutmut](https://mutmut.readthedocs.io) makes small changes in the reference, thousands
+of them: a `<` becomes `<=`, an argument is left out, a value is `None`. Each is a mutant. A mutant is
+*killed* if a check of it would not say that it conforms; our own tests have no part in that. What no law
+kills is the same as before, for all that anybody can see, or is nothing that a law may ask for: it is
+listed below, with the reason. A run fails if a mutant survives that is not listed, or if one that is listed
+is killed.
 
 ## What is done
 
-* mutmut makes the mutants, of all of `kvref` but the protocol of a target. Those that change nothing but what a
-  string says are left out, as are functions that mutmut never changes: those with decorators, properties among them.
-* Of the rest some are tried: {size} here, of each module in proportion to what it has, but {least} at least if it has
-  them. They are drawn by a hash of what is changed, so that a change of the reference leaves most of them in.
-* All units of a quick check run once on the reference, with its mutants asleep: nothing may break. They run again to
-  see which functions each of them calls.
-* For each mutant the units that call its function are run, of each workload the quickest first, until one finds it,
-  or until they would have taken {seconds:g} seconds on the reference. Nothing is reduced or confirmed.
+* mutmut makes mutants of all of `kvref` but the protocol of a target. Those that change nothing but what is
+  said, a string or the message of an exception, are left out, and so are functions that mutmut never
+  changes: those with decorators, properties among them.
+* Of the rest {size} are tried, of each module in proportion to what it has, but {least} if it has them. A
+  hash of what is changed draws them, so that a change of the reference leaves most of them in.
+* All units of a quick check run once on the reference, with its mutants asleep: nothing may break. They run
+  again to see which functions each of them calls.
+* For each mutant those units are run that call its function, of each workload the quickest first, until one
+  finds it, or until they would have taken {seconds:g} seconds on the reference. Nothing is reduced or
+  confirmed.
 * It is killed if a law breaks; if its process dies, or does not answer an operation for {hangs:g} seconds
-  (`target.answers`); if it cannot be loaded; or if a check would be *incomplete*: a unit ends in an error, or a law is
-  given nothing to judge. Being slow is no reason.
+  (`target.answers`); if it cannot be loaded; or if a check would be *incomplete*: a unit ends in an error,
+  or a law is given nothing to judge. Being slow is no reason.
 
-`tox -e mutants` does that. It goes on where it was until something is changed, and takes `--sample 40` for a short
-run, `--where 'pool.*'` for some functions, and `--jobs`.
+`tox -e mutants` does that. It goes on where it was until something is changed, and takes `--sample 40` for
+a short run, `--where 'pool.*'` for some functions, and `--jobs`.
 
 ## Result
 

@@ -239,16 +239,14 @@ class Engine:
     def usage(self, nothing: None, how: int) -> None:
         self.ask("usage")
 
-    def misuse(self, draw: Draw) -> None:
+    def misuse(self, draw: Draw) -> Outcome:
         """Something that no engine may ask, alone or behind something that it may."""
         foreign = [f"{operation} foreign" for operation in self.numbers]
         kind = draw(st.sampled_from(["too few", "too many", "free too often", *foreign]))
         if kind == "too few":
-            self.do("get_new_blocks", num_blocks=draw(st.sampled_from([-1, -2, -self.num_blocks])))
-            return
+            return self.do("get_new_blocks", num_blocks=draw(st.sampled_from([-1, -2, -self.num_blocks])))
         if kind == "too many":
-            self.do("get_new_blocks", num_blocks=self.free_count + draw(st.integers(1, 3)))
-            return
+            return self.do("get_new_blocks", num_blocks=self.free_count + draw(st.integers(1, 3)))
         held = self.held
         if kind == "free too often":
             operation, block = "free", draw(st.sampled_from(self.usable))
@@ -257,7 +255,7 @@ class Engine:
             operation = kind.partition(" ")[0]
             wrong = [draw(st.sampled_from([self.num_blocks, self.num_blocks + 7, -1]))]
         right = [block for block in held if block not in wrong]
-        self.do(operation, blocks=[*draw(st.sampled_from([[], right[:1], right[-2:]])), *wrong])
+        return self.do(operation, blocks=[*draw(st.sampled_from([[], right[:1], right[-2:]])), *wrong])
 
 
 class PoolMachine(Machine):
@@ -277,11 +275,13 @@ class PoolMachine(Machine):
 
 
 def misuse(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """A little use, then one misuse, and no more: what a pool is like that has accepted it, nobody knows."""
+    """A little use, then misuse, until it is accepted: what a pool is like then, nobody knows."""
     engine = Engine(draw, stage, description)
     for choice in draw(st.lists(CHOICE, max_size=6)):
         engine.go_on(choice)
-    engine.misuse(draw)
+    for _ in range(draw(st.integers(1, 4))):
+        if "error" not in engine.misuse(draw):
+            return
 
 
 def _one_subject(description: Description) -> Subjects:

@@ -93,6 +93,17 @@ def places_in(view: dict[str, Any], block: int, num_blocks: int) -> Iterator[Pla
             yield view["buffer"], byte
 
 
+def is_plain(arguments: dict[str, Any]) -> bool:
+    """Whether all layers are of full attention, with the same spec, nothing padded and no block split."""
+    specs = list(arguments["layers"].values())
+    return (
+        all(spec == specs[0] for spec in specs)
+        and specs[0]["class"] == "FullAttentionSpec"
+        and "page_size_padded" not in specs[0]["fields"]
+        and arguments["kernel_block_size"] is None
+    )
+
+
 _LAST: dict[str, Any] = {}
 """What was read last: all laws look at an example before there is another."""
 

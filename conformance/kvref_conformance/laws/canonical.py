@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from kvref_conformance.laws.addresses import Caches, Place
+from kvref_conformance.laws.addresses import Caches, Place, is_plain
 from kvref_conformance.laws.core import Law, LawBroken, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
 from kvref_conformance.laws.registry import told
@@ -27,20 +27,24 @@ def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
 def total(runs: Runs) -> int:
     """A cache is registered, or refused by an error that is meant; one that is can be worked with."""
     judged = 0
+    caches: Caches | None = None
     seen = False
     for event in runs[0]:
+        if event["op"] == "tensors.allocate" and "value" in event["outcome"]:
+            caches = Caches(event)
         registering = event["op"] == "canonical.register"
         seen = seen or registering
-        if not seen or "died" in event["outcome"]:
+        if not seen or caches is None or "died" in event["outcome"]:
             continue
         judged += 1
         if "error" in event["outcome"]:
             kind = event["outcome"]["error"]["type"]
-            if not registering or kind in INTERNAL_ERRORS:
-                expected = "a canonical view, or a refusal that is meant" if registering else "an answer"
+            if not registering or is_plain(caches.args) or kind in INTERNAL_ERRORS:
                 operation = event["op"].partition(".")[2]
                 raise LawBroken(
-                    f"{expected}, to {event['op']}", told(event["outcome"]), (f"{operation}, {kind}",)
+                    f"an answer to {operation}, of {caches.in_words()}",
+                    told(event["outcome"]),
+                    (f"{operation}, {kind}",),
                 )
     return judged
 
@@ -225,8 +229,8 @@ LAWS = [
         id="canonical.total",
         level=Level.SAFETY,
         statement=(
-            "A cache has a canonical view, or is refused one by an error that is meant; what has one can be "
-            "read, written and copied through it, and through its layers."
+            "A cache has a canonical view, or is refused one by an error that is meant; if all layers are of "
+            "full attention and alike, unpadded, it has one. What has one can be read, written and copied."
         ),
         why="An engine with a connector does not start, or dies at the first transfer.",
         sources=("vLLM PR 37853",),

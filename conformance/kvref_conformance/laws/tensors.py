@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from kvref_conformance.laws.addresses import Place, allocations, blocks_per_block, complete
+from kvref_conformance.laws.addresses import Place, allocations, blocks_per_block, complete, is_plain
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
 from kvref_conformance.laws.registry import told
@@ -32,17 +32,6 @@ def allocate_total(runs: Runs) -> int:
         if is_plain(arguments):
             raise LawBroken(f"{words}, all of plain attention alike", told(event["outcome"]), ("plain",))
     return judged
-
-
-def is_plain(arguments: dict[str, Any]) -> bool:
-    """Whether all layers are of full attention, with the same spec, nothing padded and no block split."""
-    specs = list(arguments["layers"].values())
-    return (
-        all(spec == specs[0] for spec in specs)
-        and specs[0]["class"] == "FullAttentionSpec"
-        and "page_size_padded" not in specs[0]["fields"]
-        and arguments["kernel_block_size"] is None
-    )
 
 
 def in_bounds(runs: Runs) -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
+import mutants
 import pytest
 import survivors
+from mutants import Known
 from mutating import Mutant, mutants_in, sample
 from survivors import Result
 
-import mutants
 from kvref_conformance.laws import LAWS
 from kvref_conformance.units import Unit
 from kvref_strategies.catalogue import WORKLOADS
-from mutants import Known
 
 CODE = '''
 class Pool:

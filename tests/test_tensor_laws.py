@@ -117,7 +117,10 @@ def test_a_stub_keeps_no_law() -> None:
         allocated(FULL, WINDOW, num_blocks=2),
         allocated(FULL, WINDOW, buffers="one"),
     ]
-    laws = [law for law in LAWS.values() if law.area in ("tensors", "canonical")]
+    # Those that ask whether there is an answer are content with any.
+    laws = [
+        law for law in LAWS.values() if law.area in ("tensors", "canonical") and not law.id.endswith("total")
+    ]
     assert facets("tensors.sum-is-plan", *events) == ()
     for told in ({"layers": {}}, {"layers": {n: {"views": []} for n in ("layer.0", "layer.1")}}):
         stubbed = copy.deepcopy(events)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from kvref.target import Outcome
 from kvref_conformance.channel import Channel, Message
+from kvref_conformance.measure import Arcs
 from kvref_conformance.results import Trace
 
 Hosts = Mapping[str, str]
@@ -126,14 +127,14 @@ class Session:
         outcome: Outcome = reply["outcome"]
         return outcome
 
-    def reached(self) -> dict[str, list[list[int]]]:
+    def reached(self) -> Arcs:
         """Which lines ran after which in the target's own files; nothing if the process has ended."""
         try:
             self._channel.send({"reached": True})
             told: Message = self._channel.receive() if self._channel.ready(self._timeout) else {}
         except EOFError:
             return {}
-        found: dict[str, list[list[int]]] = told.get("reached", {})
+        found: Arcs = told.get("reached", {})
         return found
 
     def close(self) -> None:

@@ -30,7 +30,6 @@ SHOWN_BY = {
     "room_for_drafts_behind_the_longest": "HiddenStateCacheSpec",
     "loaded_state_not_counted": "MambaSpec",
     "fewer_than_before_asserted_away": "MambaSpec",
-    "state_within_a_block_gets_its_key": "MambaSpec",
     "state_found_before_it_is_written": "MambaSpec",
     "state_remembered_over_preemption": "MambaSpec",
     "window_shorter_by_what_is_read_ahead": "SlidingWindowSpec",

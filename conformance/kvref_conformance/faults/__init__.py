@@ -184,9 +184,6 @@ REPORTED: dict[str, Reported] = {
     "kvref_conformance.faults.reported_managers:fewer_than_before_asserted_away": Reported(
         "manager.need-shrinks", "weicj/vLLM-2080Ti-Definitive PR 137"
     ),
-    "kvref_conformance.faults.reported_managers:state_within_a_block_gets_its_key": Reported(
-        "shadow.hit-content", "vLLM PR 51113"
-    ),
     "kvref_conformance.faults.reported_managers:state_found_before_it_is_written": Reported(
         "shadow.hit-content", "kvcached PR 363"
     ),

@@ -158,18 +158,15 @@ def later_hashes_begin_anew() -> ReferenceTarget:
 
     def extend(hasher: BlockHasher, block_hashes: list[bytes], content: Any) -> None:
         done = len(block_hashes) * hasher.hash_block_size
-        new: list[bytes] = []
-        _extend(
-            hasher,
-            new,
-            SimpleNamespace(
-                all_token_ids=content.all_token_ids[done:],
-                adapter=content.adapter,
-                cache_salt=content.cache_salt,
-                multimodal_items=() if done else content.multimodal_items,
-                embeddings={} if done else content.embeddings,
-            ),
+        later: Any = SimpleNamespace(
+            all_token_ids=content.all_token_ids[done:],
+            adapter=content.adapter,
+            cache_salt=content.cache_salt,
+            multimodal_items=() if done else content.multimodal_items,
+            embeddings={} if done else content.embeddings,
         )
+        new: list[bytes] = []
+        _extend(hasher, new, later)
         block_hashes += new
 
     break_it(BlockHasher, "extend", extend)

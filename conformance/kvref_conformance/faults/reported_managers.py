@@ -122,16 +122,6 @@ def fewer_than_before_asserted_away() -> ReferenceTarget:
     return ReferenceTarget()
 
 
-def state_within_a_block_gets_its_key() -> ReferenceTarget:
-    """A later step gives the key of a whole block to a state that was written within it (vLLM PR 51113)."""
-
-    def cache_blocks(manager: MambaManager, request: Request, num_tokens: int) -> None:
-        _cache_blocks(manager, request, num_tokens)
-
-    break_it(MambaManager, "cache_blocks", cache_blocks)
-    return ReferenceTarget()
-
-
 def state_found_before_it_is_written() -> ReferenceTarget:
     """A state is found in the very step that is to write it (kvcached PR 363)."""
 

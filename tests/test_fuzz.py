@@ -143,8 +143,12 @@ def test_killed_at_once_it_has_lost_nothing_and_goes_on(kvref: Kvref, folder: Pa
         validate(json.loads(path.read_text()), "trace")
         assert kvref("replay", path, FAULT).code == 1
     interrupted = state(folder)["round"]
-    assert fuzz(kvref, FAULT, folder, *SHADOW, seconds=12).code == 1
-    after = state(folder)
+    # On a slow machine a minute is too little to reduce what was found; the same command goes on.
+    for _ in range(4):
+        assert fuzz(kvref, FAULT, folder, *SHADOW, seconds=12).code == 1
+        after = state(folder)
+        if all(each["reduced"] for each in after["findings"]):
+            break
     assert after["round"] >= interrupted
     found = {(each["law"], each["subject"], each["facet"]): each for each in after["findings"]}
     assert len(found) == len(after["findings"])

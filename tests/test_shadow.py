@@ -135,6 +135,18 @@ def test_the_story_of_a_table_that_is_too_short() -> None:
     assert broken.value.observed == "no block"
 
 
+def test_tables_that_are_never_told_are_no_reason_to_judge_nothing() -> None:
+    stage = two_requests()
+    events = events_with(stage, 0, tables=[])
+    for event in events:
+        if event["op"] == "cache.block_ids":
+            event["outcome"] = {"error": {"type": "TypeError", "message": "no tables"}}
+    with pytest.raises(LawBroken) as broken:
+        LAWS["shadow.reads-own"].check([events])
+    assert broken.value.facets == ("tables are not told",)
+    assert broken.value.observed == "TypeError: no tables"
+
+
 def test_who_wrote_is_told_for_each_place() -> None:
     """A table that has one block twice: its request has written over itself."""
     stage = two_requests()

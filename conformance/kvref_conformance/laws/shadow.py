@@ -16,7 +16,14 @@ NOBODY = "nobody"
 
 
 def reads_own(runs: Runs) -> int:
-    """What a request computed, or loaded, is still there when it is read."""
+    """What a request computed, or loaded, is still there when it is read; its tables are told at all."""
+    for event in runs[0]:
+        if event["op"] == "cache.block_ids" and (error := event["outcome"].get("error")):
+            raise LawBroken(
+                f"the tables of {event['args']['request']}, by which a model runner reads and writes",
+                f"{error['type']}: {error['message']}",
+                ("tables are not told",),
+            )
     shadow = shadow_of(runs[0])
     _judge(shadow.wrong, lambda each: each.what != "written" and each.position >= each.stay.found)
     return shadow.readings

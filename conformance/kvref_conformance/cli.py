@@ -528,7 +528,7 @@ def faults(
     """Break the reference in many ways, and see which laws notice, and how soon.
 
     Each fault is judged by the laws of its area; the reference as it is, the control, by all of these. All
-    areas take some ten minutes. A fault is a target like any other:
+    areas take a quarter of an hour on two cores. A fault is a target like any other:
 
     \b
       kvref faults --area pool                                          a minute
@@ -541,11 +541,9 @@ def faults(
                  3  something could not be judged to the end
     """
     chosen = fault_matrix.faults(areas)
-    tried = []
     with progress(Console(stderr=True)) as watcher:
         watcher.phase(f"trying {len(chosen)} faults")
-        for each in fault_matrix.try_all(chosen, seed, jobs, watcher):
-            tried.append(each)
+        tried = list(fault_matrix.try_all(chosen, seed, jobs, watcher))
     if output is not None:
         asked = "".join(f" --area {shlex.quote(area)}" for area in areas) + (
             f" --seed {seed}" if seed else ""
@@ -603,7 +601,7 @@ def matrix(
     jobs: int,
     output: Path | None,
 ) -> None:
-    """Check the prepared releases of vLLM, and write which law holds in which of them as Markdown.
+    """Check the prepared releases of vLLM, and print, or write with -o, which law holds in which of them.
 
     Takes minutes for each release. What is found is kept: interrupted, the same command goes on where it was.
 

@@ -108,12 +108,15 @@ def try_all(chosen: Sequence[Fault], seed: int, jobs: int, watcher: Progress) ->
     judges = tuple(law for law in LAWS if any(law in fault.judges for fault in chosen))
     deepest = max((fault.depth for fault in chosen), key=list(DEPTHS).index)
     over = threading.Event()
+    telling = threading.Lock()  # who watches is not made for several threads
 
     def try_one(fault: Fault | None) -> Tried:
         name = fault.name if fault else CONTROL
-        watcher.unit_started(name)
+        with telling:
+            watcher.unit_started(name)
         trial = _try(fault, judges if fault is None else fault.judges, deepest, seed, over.is_set)
-        watcher.unit_done(name)
+        with telling:
+            watcher.unit_done(name)
         return Tried(fault, trial)
 
     pool = ThreadPoolExecutor(jobs)

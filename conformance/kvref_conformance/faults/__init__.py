@@ -227,7 +227,7 @@ REPORTED: dict[str, Reported] = {
         "admission.hits-pinned", "TensorRT-LLM PR 8830"
     ),
     "kvref_conformance.faults.reported_admission:table_goes_on_from_before_preemption": Reported(
-        "admission.preempt-resume", "LMCache PR 2984"
+        "admission.preempt-resume", "LMCache PR 2069"
     ),
     "kvref_conformance.faults.reported_memory:kept_if_the_request_left_first": Reported(
         "connector.held-until-sent", "LMCache issue 1130"

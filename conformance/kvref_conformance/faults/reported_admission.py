@@ -89,7 +89,7 @@ def next_in_line_for_the_one_found() -> ReferenceTarget:
 
 
 def table_goes_on_from_before_preemption() -> ReferenceTarget:
-    """Who comes back is told its new blocks behind those that it had before (LMCache PR 2984)."""
+    """Who comes back is told its new blocks behind those that it had before (LMCache PR 2069)."""
 
     def free(manager: KVCacheManager, request: Request) -> None:
         vars(manager).setdefault("before", {})[request.request_id] = manager.get_block_ids(request.request_id)

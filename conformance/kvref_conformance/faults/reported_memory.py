@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
-from kvref import offloading, planning, tensors
-from kvref.canonical import CanonicalKVCaches
+from kvref import offloading, planning
+from kvref.canonical import CanonicalKVCacheRef as Ref, CanonicalKVCaches
 from kvref.planning import KVCacheConfig
 from kvref.pool import BlockPool
-from kvref.tensors import KVCaches
 from kvref_conformance.faults.breaking import break_it
+from kvref_conformance.faults.shadow import bound_to_another_owner
 from kvref_conformance.targets.reference import canonical as operations
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _unpin = BlockPool.unpin
-_share_kv_caches = tensors.share_kv_caches
 _configs = planning.get_kv_cache_configs
 
 
@@ -43,24 +43,16 @@ def given_up_twice_when_done() -> ReferenceTarget:
 
 def first_kernel_block_moved() -> ReferenceTarget:
     """Of each block what a kernel takes for one is moved, which is a part of it (vLLM PR 30692)."""
-
-    def copy_blocks(
-        source: CanonicalKVCaches,
-        destination: CanonicalKVCaches,
-        group: int,
-        pairs: Sequence[tuple[int, int]],
-    ) -> None:
-        for ref in source.group_data_refs[group]:
-            theirs, ours = source.tensors[ref.tensor_idx].tensor, destination.tensors[ref.tensor_idx].tensor
-            for from_block, to_block in pairs:
-                ours[to_block, : ref.page_size_bytes // 2] = theirs[from_block, : ref.page_size_bytes // 2]
-
-    break_it(offloading, "copy_blocks", copy_blocks)
-    return ReferenceTarget()
+    return _so_much_moved(offloading, lambda ref, refs: ref.page_size_bytes // 2)
 
 
 def pages_of_the_first_layer_moved() -> ReferenceTarget:
     """A copy takes the pages of all layers for as large as those of the first (vLLM PR 38554)."""
+    return _so_much_moved(operations, lambda ref, refs: refs[0].page_size_bytes)
+
+
+def _so_much_moved(user: ModuleType, size: Callable[[Ref, Sequence[Ref]], int]) -> ReferenceTarget:
+    """Whoever copies blocks copies so many bytes of a page, by its reference and those of its group."""
 
     def copy_blocks(
         source: CanonicalKVCaches,
@@ -72,25 +64,15 @@ def pages_of_the_first_layer_moved() -> ReferenceTarget:
         for ref in refs:
             theirs, ours = source.tensors[ref.tensor_idx].tensor, destination.tensors[ref.tensor_idx].tensor
             for from_block, to_block in pairs:
-                ours[to_block, : refs[0].page_size_bytes] = theirs[from_block, : refs[0].page_size_bytes]
+                ours[to_block, : size(ref, refs)] = theirs[from_block, : size(ref, refs)]
 
-    break_it(operations, "copy_blocks", copy_blocks)
+    break_it(user, "copy_blocks", copy_blocks)
     return ReferenceTarget()
 
 
 def chain_ends_at_the_first_layer() -> ReferenceTarget:
     """A layer whose target shares a cache itself gets that of the first layer like it (vLLM PR 43185)."""
-
-    def share_kv_caches(kv_caches: KVCaches, targets: Mapping[str, str]) -> None:
-        _share_kv_caches(kv_caches, targets)
-        placed = kv_caches.placement.layers
-        for sharer in [each for each in targets if targets[each] in targets]:
-            [owner] = [name for name in placed if kv_caches.layers[name] is kv_caches.layers[sharer]]
-            alike = [name for name in placed if placed[name].pages == placed[owner].pages]
-            kv_caches.layers[sharer] = kv_caches.layers[alike[0]]
-
-    break_it(tensors, "share_kv_caches", share_kv_caches)
-    return ReferenceTarget()
+    return bound_to_another_owner(lambda sharer, targets: targets[sharer] in targets)
 
 
 def each_stage_plans_alone() -> ReferenceTarget:

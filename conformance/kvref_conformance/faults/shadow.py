@@ -200,11 +200,16 @@ def drafts_get_keys() -> ReferenceTarget:
 
 def sharer_bound_to_another_owner() -> ReferenceTarget:
     """A layer that shares is bound to the first cache that looks like its owner's."""
+    return bound_to_another_owner(lambda sharer, targets: True)
+
+
+def bound_to_another_owner(concerns: Callable[[str, Mapping[str, str]], bool]) -> ReferenceTarget:
+    """The same for those layers alone that it concerns, by what all share with."""
 
     def share_kv_caches(kv_caches: KVCaches, targets: Mapping[str, str]) -> None:
         _share_kv_caches(kv_caches, targets)
         placed = kv_caches.placement.layers
-        for sharer in targets:
+        for sharer in [each for each in targets if concerns(each, targets)]:
             [owner] = [name for name in placed if kv_caches.layers[name] is kv_caches.layers[sharer]]
             alike = [name for name in placed if placed[name].pages == placed[owner].pages]
             kv_caches.layers[sharer] = kv_caches.layers[alike[0]]

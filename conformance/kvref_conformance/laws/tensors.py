@@ -13,7 +13,7 @@ from kvref_conformance.results import Level
 
 
 def allocate_total(runs: Runs) -> int:
-    """Caches are allocated, or refused by an error that is meant; the plainest ones are not refused.
+    """Caches are allocated, or refused by an error that is meant; those that nothing is in the way of, are.
 
     Those with layers that share are for `sharing.no-cost`.
     """
@@ -29,9 +29,21 @@ def allocate_total(runs: Runs) -> int:
         words = f"{len(arguments['layers'])} layers in layout {arguments['layout']}, {arguments['buffers']}"
         if kind in INTERNAL_ERRORS:
             raise LawBroken(f"{words}, or a refusal that is meant", told(event["outcome"]), (kind,))
-        if is_plain(arguments):
-            raise LawBroken(f"{words}, all of plain attention alike", told(event["outcome"]), ("plain",))
+        if is_plain(arguments) or is_together(arguments):
+            raise LawBroken(f"{words}, which any layers can have", told(event["outcome"]), ("refused",))
     return judged
+
+
+def is_together(arguments: dict[str, Any]) -> bool:
+    """Whether what a layer keeps in a block lies in one piece, so that it does not matter what others keep.
+
+    Kernel blocks need more: no other layer, and no padding, between a block and the next.
+    """
+    if arguments["kernel_block_size"] is None:
+        return set(arguments["layout"][:2]) == {"L", "B"}
+    specs = arguments["layers"].values()
+    padded = any("page_size_padded" in spec["fields"] for spec in specs)
+    return str(arguments["layout"]).startswith("LB") and not padded
 
 
 def in_bounds(runs: Runs) -> int:
@@ -285,8 +297,9 @@ LAWS = [
         id="tensors.allocate-total",
         level=Level.SAFETY,
         statement=(
-            "A cache is allocated, or refused by an error that is meant. If all layers are of full attention "
-            "and alike, unpadded and without kernel blocks, it is allocated in every layout declared."
+            "A cache is allocated, or refused by an error that is meant. It is allocated in every layout "
+            "declared if all layers are of full attention and alike, and for any layers where what a layer "
+            "keeps in a block lies in one piece."
         ),
         why="An engine does not start, and whoever reads why learns nothing.",
         sources=("vLLM PR 36359", "vLLM PR 31635"),

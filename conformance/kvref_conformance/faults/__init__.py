@@ -110,6 +110,7 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.canonical:sharing_layers_referenced_too": "canonical.covers-once",
     "kvref_conformance.faults.canonical:first_piece_copied": "canonical.round-trip",
     "kvref_conformance.faults.canonical:a_group_more": "canonical.group-refs",
+    "kvref_conformance.faults.connector:nothing_submitted_meanwhile": "connector.total",
     "kvref_conformance.faults.connector:stored_blocks_not_held": "connector.held-until-sent",
     "kvref_conformance.faults.connector:keys_for_all_that_was_to_be_loaded": "connector.failed-load",
     "kvref_conformance.faults.sharing:states_and_content_exchanged": "sharing.alias",

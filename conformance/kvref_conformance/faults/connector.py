@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from kvref.cache import KVCacheManager
+from kvref.offloading import OffloadingConnector
 from kvref.pool import BlockPool
 from kvref.request import Request
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _cache_blocks = KVCacheManager.cache_blocks
+_submit_load = OffloadingConnector.submit_load
 
 
 def stored_blocks_not_held() -> ReferenceTarget:
@@ -21,6 +24,18 @@ def stored_blocks_not_held() -> ReferenceTarget:
 
     break_it(BlockPool, "pin", ignore)
     break_it(BlockPool, "unpin", ignore)
+    return ReferenceTarget()
+
+
+def nothing_submitted_meanwhile() -> ReferenceTarget:
+    """A load cannot be asked for while another transfer waits for its start."""
+
+    def submit_load(connector: OffloadingConnector, job: str, *what: Any) -> None:
+        if connector._queued:
+            raise RuntimeError("a transfer is waiting already")
+        _submit_load(connector, job, *what)
+
+    break_it(OffloadingConnector, "submit_load", submit_load)
     return ReferenceTarget()
 
 

@@ -250,7 +250,38 @@ def named(state: State, block: int) -> list[str]:
     return list(dict.fromkeys([*state["keys"].get(str(block), ()), *found]))
 
 
+ASKED = ("store", "load", "start_transfers", "finished", "free", "write", "read")
+"""What an engine may ask whenever it likes; how many blocks can be taken is for another law."""
+
+
+def total(runs: Runs) -> int:
+    """What is asked for is done."""
+    judged = 0
+    for event in runs[0]:
+        part, _, operation = event["op"].partition(".")
+        if part == "connector" and operation in ASKED and "died" not in event["outcome"]:
+            judged += 1
+            if error := event["outcome"].get("error"):
+                told = ", ".join(f"{name}={value}" for name, value in event["args"].items())
+                raise LawBroken(
+                    f"{operation}({told}) answered", f"{error['type']}: {error['message']}", (operation,)
+                )
+    return judged
+
+
 LAWS = [
+    Law(
+        id="connector.total",
+        level=Level.SAFETY,
+        statement=(
+            "Whatever an engine asks of a connector is answered: transfers of blocks of its requests to "
+            "places of the host that are free, and back; their start and their end."
+        ),
+        why="An engine that has started dies at some transfer.",
+        sources=("vLLM PR 37853", "the engine contract"),
+        workload="connector.machine",
+        check=total,
+    ),
     Law(
         id="connector.held-until-sent",
         level=Level.SAFETY,

@@ -164,6 +164,7 @@ def workers_agree(runs: Runs) -> int:
             if not overdrawn:
                 refuse_uncovered(plan, worker["memory"])
         refuse_other_groups(found, whole)
+        refuse_other_pages(found, whole)
         if alike and len(alone) == len(workers) and all(alone):
             fewest = min(plan["num_blocks"] for plan in alone if plan)
             if blocks[0] != fewest:
@@ -202,6 +203,20 @@ def refuse_other_groups(found: list[dict[str, Any]], whole: dict[str, Any] | Non
                     f"{places[layer['name']]} and {meaning}",
                     ("groups",),
                 )
+
+
+def refuse_other_pages(found: list[dict[str, Any]], whole: dict[str, Any] | None) -> None:
+    """Raise `LawBroken` if a layer has other pages on a worker than in the groups of all layers."""
+    groups = whole["groups"] if whole else []
+    pages = {layer["name"]: layer["spec"]["page_size_bytes"] for group in groups for layer in group["layers"]}
+    for layer in [layer for plan in found for group in plan["groups"] for layer in group["layers"]]:
+        name, page = layer["name"], layer["spec"]["page_size_bytes"]
+        if page != pages.get(name, page):
+            raise LawBroken(
+                f"pages of {pages[name]} bytes for {name}, as where all layers are grouped",
+                f"{page} bytes",
+                ("pages",),
+            )
 
 
 def reports_agree(runs: Runs) -> int:

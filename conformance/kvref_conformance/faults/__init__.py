@@ -24,6 +24,7 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.registry:hook_seen_half_way": "registry.concurrent",
     "kvref_conformance.faults.registry:defaults_in_a_substitute": "registry.substitute",
     "kvref_conformance.faults.registry:manager_without_look_ahead": "registry.constructible",
+    "kvref_conformance.faults.spec:window_of_one_token_refused": "spec.build-total",
     "kvref_conformance.faults.spec:hashed_by_identity": "spec.frozen-hashable",
     "kvref_conformance.faults.spec:alignment_not_pickled": "spec.pickle-round-trip",
     "kvref_conformance.faults.spec:window_not_checked": "spec.illegal-refused",

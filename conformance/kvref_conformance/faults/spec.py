@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvref.errors import InvalidSpecError
 from kvref.specs import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -22,6 +23,7 @@ from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _merge = KVCacheSpec.__dict__["merge"].__func__
 _is_uniform = KVCacheSpec.is_uniform_with_collection
+_check_window = SlidingWindowSpec.check_fields
 _page_size: property = PaddedKVCacheSpec.__dict__["page_size_bytes"]
 _unpadded_page_size: property = AttentionSpec.__dict__["unpadded_page_size_bytes"]
 
@@ -39,6 +41,18 @@ def alignment_not_pickled() -> ReferenceTarget:
         return {name: value for name, value in vars(spec).items() if name != "alignment"}
 
     break_it(PaddedKVCacheSpec, "__getstate__", state)
+    return ReferenceTarget()
+
+
+def window_of_one_token_refused() -> ReferenceTarget:
+    """A window is taken to be two tokens at least."""
+
+    def check_fields(spec: SlidingWindowSpec) -> None:
+        if spec.sliding_window == 1:
+            raise InvalidSpecError("a window of 1 token is none")
+        _check_window(spec)
+
+    break_it(SlidingWindowSpec, "check_fields", check_fields)
     return ReferenceTarget()
 
 

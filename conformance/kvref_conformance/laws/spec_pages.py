@@ -216,7 +216,32 @@ def memory_window_flat(runs: Runs) -> int:
     return len(answers)
 
 
+def build_total(runs: Runs) -> int:
+    """What a model may ask for can be built. Whether pages can be padded is for the target to say."""
+    judged = 0
+    for event in runs[0]:
+        spec, outcome = event["args"].get("spec"), event["outcome"]
+        if event["op"] != "specs.build" or "page_size_padded" in spec["fields"] or "died" in outcome:
+            continue
+        judged += 1
+        if error := outcome.get("error"):
+            told = ", ".join(f"{name}={value}" for name, value in spec["fields"].items())
+            raise LawBroken(
+                f"a {spec['class']} with {told}", f"{error['type']}: {error['message']}", (error["type"],)
+            )
+    return judged
+
+
 LAWS = [
+    Law(
+        id="spec.build-total",
+        level=Level.SAFETY,
+        statement="A spec can be built of values that its fields may have.",
+        why="A model that is nothing out of the way does not start.",
+        sources=("vLLM PR 37505",),
+        workload="specs.pages",
+        check=build_total,
+    ),
     Law(
         id="spec.page-positive",
         level=Level.SAFETY,

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 
 from kvref.errors import InvalidConfigError
-from kvref.layout import PageLayout
 from kvref.tensors import KVCaches, allocate_buffers
 
 __all__ = [
@@ -69,7 +68,9 @@ def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
             if placed is None:  # the runner's alone
                 continue
             buffer, start, pages = placed
-            stride, padding = pages.block_stride, _padding(pages)
+            stride = pages.block_stride
+            # Pages in several pieces have none.
+            padding = pages.page_size_bytes - pages.content_size_bytes
             for offset, size in pages.runs:
                 row = size + padding
                 key = (buffer, start + offset, row, stride)
@@ -82,11 +83,6 @@ def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
                 own.append(CanonicalKVCacheRef(indices[key], size))
         refs.append(tuple(own))
     return CanonicalKVCaches(tuple(tensors), tuple(refs))
-
-
-def _padding(pages: PageLayout) -> int:
-    """Pages in several pieces have none."""
-    return pages.page_size_bytes - pages.content_size_bytes if len(pages.runs) == 1 else 0
 
 
 def like_on_host(caches: CanonicalKVCaches, num_blocks: int) -> CanonicalKVCaches:

@@ -58,9 +58,9 @@ class KVCacheCoordinator:
         *,
         scheduler_block_size: int,
         hash_block_size: int,
-        enable_caching: bool = True,
-        use_eagle: bool = False,
-        enable_kv_cache_events: bool = False,
+        enable_caching: bool,
+        use_eagle: bool,
+        enable_kv_cache_events: bool,
     ) -> None:
         groups = kv_cache_config.kv_cache_groups
         _check_block_sizes(kv_cache_config, scheduler_block_size, hash_block_size, enable_caching)
@@ -197,21 +197,20 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         """Lower the length to what each group can serve, in turns, until all of them can serve the same.
 
         No group ever passes over a length that all can serve, so that the longest of these is found. Groups
-        that can serve every shorter length, too, are asked first, as that is quick, and only once.
+        that can serve every shorter length, too, are asked once, and first, as that is quick.
         """
-        managers = sorted(self.single_type_managers, key=lambda manager: not manager.prefix_closed)
-        bounds: dict[int, int] = {}
-        length, agreeing = max_length, 0
-        for manager in cycle(managers):
-            group = manager.kv_cache_group_id
-            found = min(length, bounds[group]) if group in bounds else None
-            if found is None:
-                found = manager.find_longest_cache_hit(block_hashes, length)
-                if manager.prefix_closed:
-                    bounds[group] = found
+        length, others = max_length, []
+        for manager in self.single_type_managers:
+            if manager.prefix_closed:
+                length = manager.find_longest_cache_hit(block_hashes, length)
+            else:
+                others.append(manager)
+        agreeing = 0
+        for manager in cycle(others):
+            found = manager.find_longest_cache_hit(block_hashes, length)
             agreeing = agreeing + 1 if found == length else 1
             length = found
-            if agreeing == len(managers):
+            if agreeing == len(others):
                 break
         return length
 
@@ -222,9 +221,9 @@ def get_kv_cache_coordinator(
     *,
     scheduler_block_size: int,
     hash_block_size: int,
-    enable_caching: bool = True,
-    use_eagle: bool = False,
-    enable_kv_cache_events: bool = False,
+    enable_caching: bool,
+    use_eagle: bool,
+    enable_kv_cache_events: bool,
 ) -> KVCacheCoordinator:
     """The coordinator for a configuration; arguments and refusals are `KVCacheCoordinator`'s."""
     coordinator_class: type[KVCacheCoordinator] = HybridKVCacheCoordinator
@@ -263,11 +262,11 @@ def _names(group: KVCacheGroupSpec) -> str:
 def _check_block_sizes(
     kv_cache_config: KVCacheConfig, scheduler_block_size: int, hash_block_size: int, enable_caching: bool
 ) -> None:
-    if scheduler_block_size < 1 or hash_block_size < 1 or scheduler_block_size % hash_block_size:
+    if scheduler_block_size < 1 or hash_block_size < 1:
         everything = ", ".join(_names(group) for group in kv_cache_config.kv_cache_groups)
         raise InvalidConfigError(
-            f"scheduler_block_size {scheduler_block_size} must be a multiple of hash_block_size "
-            f"{hash_block_size}, both at least 1 (layers: {everything or 'none'})"
+            f"scheduler_block_size {scheduler_block_size} and hash_block_size {hash_block_size} must be at "
+            f"least 1 (layers: {everything or 'none'})"
         )
     for group in kv_cache_config.kv_cache_groups:
         block_size = group.kv_cache_spec.block_size

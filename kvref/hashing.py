@@ -12,7 +12,6 @@ different content can never be the same bytes. Nothing depends on the process: s
 from __future__ import annotations
 
 import hashlib
-import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -207,12 +206,9 @@ def _field(tag: bytes, content: bytes) -> bytes:
 
 def _tokens(token_ids: Sequence[int]) -> bytes:
     try:
-        numbers = array("q", token_ids)
+        return array("q", token_ids).tobytes()
     except (OverflowError, TypeError) as error:
         raise InvalidRequestError(f"{token_ids} are no token ids: {error}") from error
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
 
 
 def _replaced(token_ids: list[int], start: int, content: Content) -> bytes:

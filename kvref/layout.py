@@ -41,9 +41,6 @@ __all__ = [
 Run: TypeAlias = tuple[int, int]
 """Bytes that lie together: where they start, and how many they are."""
 
-_LARGEST_ITEM = 16
-"""Bytes of the largest dtype; the sizes of all divide it."""
-
 
 @dataclass(frozen=True)
 class KVCacheLayout:
@@ -157,7 +154,6 @@ def place_kv_caches(
     # Most regions are like the one before.
     known: dict[object, _Region] = {}
     layers: dict[str, LayerPlacement] = {}
-    aligned: set[tuple[int, int]] = set()
     start = 0
     for number, region in enumerate(regions):
         key = tuple(tuple(id(owners[name]) for name in slot.shared_by) for slot in region)
@@ -168,9 +164,8 @@ def place_kv_caches(
             for name in slot.shared_by:
                 page = pages[id(owners[name])]
                 layers[name] = LayerPlacement(0 if contiguous else number, start + offset, page)
-                if (id(page), (start + offset) % _LARGEST_ITEM) not in aligned:
-                    _check_alignment(name, layers[name])
-                    aligned.add((id(page), (start + offset) % _LARGEST_ITEM))
+                with _naming(name, layout):
+                    _check_alignment(layers[name])
         if contiguous:
             start += sum(slot.size for slot in region)
     return KVCachePlacement(config, buffers, layers)
@@ -220,15 +215,15 @@ def _owners(group: KVCacheGroupSpec, kernel_block_size: int | None) -> dict[str,
     return {name: made[id(each)] for name, each in spec.kv_cache_specs.items()}
 
 
-def _check_alignment(name: str, placed: LayerPlacement) -> None:
+def _check_alignment(placed: LayerPlacement) -> None:
     for view in placed.pages.views:
         if (placed.offset + view.offset) % view.dtype.itemsize:
             raise InvalidConfigError(
-                f"a state of layer {name!r} would begin at byte {view.offset} of its page, where no "
-                f"{view.dtype} can: list the states with the largest values first"
+                f"a state would begin at byte {view.offset} of its page, where no {view.dtype} can: list the "
+                "states with the largest values first"
                 if view.offset % view.dtype.itemsize
-                else f"layer {name!r} would begin at byte {placed.offset + view.offset}, where no "
-                f"{view.dtype} can: pad its page, or those before it, to a multiple of its size"
+                else f"it would begin at byte {placed.offset + view.offset}, where no {view.dtype} can: pad "
+                "its page, or those before it, to a multiple of its size"
             )
 
 

@@ -51,8 +51,8 @@ class BlockPool:
     def __init__(
         self,
         num_gpu_blocks: int,
-        enable_caching: bool = True,
-        hash_block_size: int = 16,
+        enable_caching: bool,
+        hash_block_size: int,
         enable_kv_cache_events: bool = False,
     ) -> None:
         if num_gpu_blocks < 1:

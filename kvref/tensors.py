@@ -226,7 +226,7 @@ def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) ->
 
     Raises:
         InvalidConfigError: a layer of a group has no cache, or one with a cache is in no group, or not in the
-            model, or does not take it. Nothing is changed.
+            model; then nothing is changed. Or a layer does not take it; then those before it have theirs.
     """
     config, bound = kv_caches.placement.config, kv_caches.layers.keys()
     grouped = {name for group in config.kv_cache_groups for name in group.layer_names}
@@ -239,21 +239,14 @@ def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) ->
     ):
         if names:
             raise InvalidConfigError(f"layers {what}: {', '.join(sorted(names))}")
-    before: list[tuple[object, dict[str, object]]] = []
     for name, cache in kv_caches.layers.items():
         layer = forward_context[name]
         try:
-            had = {"kv_cache": getattr(layer, "kv_cache")} if hasattr(layer, "kv_cache") else {}  # noqa: B009
             setattr(layer, "kv_cache", cache)  # noqa: B010  # whatever class it is of
         except Exception as error:
-            for bound_layer, old in reversed(before):
-                delattr(bound_layer, "kv_cache")
-                for attribute, value in old.items():
-                    setattr(bound_layer, attribute, value)
             raise InvalidConfigError(
                 f"layer {name!r} of class {type(layer).__name__} takes no kv_cache: {error}"
             ) from error
-        before.append((layer, had))
 
 
 def init_kv_cache(
@@ -272,8 +265,7 @@ def init_kv_cache(
             `bind_kv_cache`.
 
     Raises:
-        KVSharingError, InvalidConfigError, OutOfCacheMemoryError: as the functions that this one calls. No
-            layer is changed.
+        KVSharingError, InvalidConfigError, OutOfCacheMemoryError: as the functions that this one calls.
     """
     shared = get_shared_kv_cache_layers(forward_context)
     groups = add_kv_sharing_layers_to_kv_cache_groups(shared, kv_cache_config.kv_cache_groups)

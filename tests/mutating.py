@@ -29,7 +29,7 @@ class Mutant:
     where: str
     change: str
     text_alone: bool
-    """Whether only what is said is changed: a string, or the message of an exception."""
+    """Whether only what is said is changed, a string or the message of an exception, or `strict` of a zip."""
 
     @property
     def function(self) -> str:
@@ -79,7 +79,8 @@ def mutants_in(code: str, module: str) -> Iterator[Mutant]:
         seen[f"{where}: {change}"] += 1
         if (times := seen[f"{where}: {change}"]) > 1:
             change += f" ({times})"
-        same = _without_text(original) == _without_text(function)
+        guarded = "strict=False" not in ast.unparse(original)
+        same = _without_text(original, guarded) == _without_text(function, guarded)
         yield Mutant(f"kvref.{module}.{name}", where, change, same)
 
 
@@ -109,17 +110,68 @@ def _change(before: list[str], after: list[str]) -> str:
     return " → ".join("; ".join(line.strip() for line in lines) for lines in (before, after))
 
 
-def _without_text(function: ast.FunctionDef) -> str:
+def _without_text(function: ast.FunctionDef, guarded: bool) -> str:
+    """What a function does, apart from what it says, and if it is `guarded`, from what `strict` guards."""
     copy = ast.parse(ast.unparse(function)).body[0]
     assert isinstance(copy, ast.FunctionDef)
     copy.name = "_"
     copy.decorator_list = []
-    for node in ast.walk(copy):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            node.value = ""
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            node.exc.args = []
+    silent = _Silent(guarded)
+    silent.visit(copy)
+    while silent.said and (unused := silent.said - _loaded(copy)):
+        silent.said -= unused
+        _Forgotten(unused, silent).visit(copy)
     return ast.dump(copy)
+
+
+def _loaded(function: ast.FunctionDef) -> set[str]:
+    names = (node for node in ast.walk(function) if isinstance(node, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
+
+
+class _Silent(ast.NodeTransformer):
+    """Takes out strings, messages of exceptions, and functions that return a string."""
+
+    def __init__(self, guarded: bool) -> None:
+        self.guarded = guarded
+        self.said: set[str] = set()
+        """The names that are used in what was taken out."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.Constant("") if isinstance(node.value, str) else node
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        if isinstance(node.exc, ast.Call):
+            told = [part for argument in node.exc.args for part in ast.walk(argument)]
+            self.said |= {part.id for part in told if isinstance(part, ast.Name)}
+            node.exc.args = []
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if self.guarded and isinstance(node.func, ast.Name) and node.func.id == "zip":
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "strict"]
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if isinstance(node.returns, ast.Name) and node.returns.id == "str":
+            node.body = [ast.Pass()]
+        return self.generic_visit(node)
+
+
+class _Forgotten(ast.NodeTransformer):
+    """Takes out what makes values that were only used to say something."""
+
+    def __init__(self, unused: set[str], silent: _Silent) -> None:
+        self.unused = unused
+        self.silent = silent
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        match node.targets:
+            case [ast.Name(name)] if name in self.unused:
+                loaded = (part for part in ast.walk(node.value) if isinstance(part, ast.Name))
+                self.silent.said |= {part.id for part in loaded}
+                return ast.Pass()
+        return node
 
 
 def sample(mutants: Iterable[Mutant], size: int, least: int) -> list[Mutant]:

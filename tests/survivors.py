@@ -28,8 +28,9 @@ is killed.
 ## What is done
 
 * mutmut makes mutants of all of `kvref` but the protocol of a target. Those that change nothing but what is
-  said, a string or the message of an exception, are left out, and so are functions that mutmut never
-  changes: those with decorators, properties among them.
+  said, a string or what goes into the message of an exception, are left out, as are those of `strict` of a
+  `zip`, which guards against mistakes to come; and so are functions that mutmut never changes: those with
+  decorators, properties among them.
 * Of the rest {size} are tried, of each module in proportion to what it has, but {least} if it has them. A
   hash of what is changed draws them, so that a change of the reference leaves most of them in.
 * All units of a quick check run once on the reference, with its mutants asleep: nothing may break. They run

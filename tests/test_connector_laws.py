@@ -282,7 +282,7 @@ def test_without_caching_there_is_nothing_to_promise() -> None:
 
 def test_each_law_of_connectors_has_a_fault() -> None:
     own = {law for law in LAWS if law.startswith("connector.")}
-    assert own == {"connector.held-until-sent", "connector.failed-load"}
+    assert own == {"connector.total", "connector.held-until-sent", "connector.failed-load"}
     assert own <= set(FAULTS.values())
 
 

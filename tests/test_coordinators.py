@@ -59,11 +59,11 @@ def coordinator(
     specs: Sequence[KVCacheSpec], scheduler: int = 4, hashes: int = 4, **more: Any
 ) -> KVCacheCoordinator:
     return get_kv_cache_coordinator(
-        config(specs, more.pop("num_blocks", 200)),
+        config(specs, more.pop("num_blocks", 200), more.pop("eagle", ())),
         MemoryLimits(200, 16),
         scheduler_block_size=scheduler,
         hash_block_size=hashes,
-        **more,
+        **{"enable_caching": True, "use_eagle": False, "enable_kv_cache_events": False, **more},
     )
 
 
@@ -102,11 +102,9 @@ def test_blocks_are_set_aside_for_sinks() -> None:
 
 def test_eagle_groups_are_those_that_say_so_or_all() -> None:
     specs = [full(), window(6)]
-    limits = MemoryLimits(200, 16)
-    sizes = {"scheduler_block_size": 4, "hash_block_size": 4}
 
     def flagged(eagle: Sequence[int], use_eagle: bool) -> list[bool]:
-        made = get_kv_cache_coordinator(config(specs, eagle=eagle), limits, use_eagle=use_eagle, **sizes)
+        made = coordinator(specs, eagle=eagle, use_eagle=use_eagle)
         return [manager.use_eagle for manager in made.single_type_managers]
 
     assert flagged([], False) == [False, False]

@@ -52,10 +52,14 @@ KINDS: dict[type[SingleTypeKVCacheManager], KVCacheSpec] = {
 }
 
 
+def made(manager_class: type[SingleTypeKVCacheManager], spec: KVCacheSpec, **more: Any) -> Any:
+    return manager_class(spec, block_pool=BlockPool(40, True, 16), enable_caching=True, **more)
+
+
 @pytest.mark.parametrize("manager_class", KINDS)
 def test_holds_its_spec(manager_class: type[SingleTypeKVCacheManager]) -> None:
     spec = KINDS[manager_class]
-    manager = manager_class(spec)
+    manager = made(manager_class, spec)
     assert manager.kv_cache_spec is spec
     assert manager.block_size == 16
 
@@ -66,50 +70,50 @@ def test_refuses_other_kinds(manager_class: type[SingleTypeKVCacheManager]) -> N
         if isinstance(other, manager_class.spec_class):
             continue
         with pytest.raises(SpecKindError) as caught:
-            manager_class(other)
+            made(manager_class, other)
         assert manager_class.__name__ in str(caught.value)
         assert type(other).__name__ in str(caught.value)
 
 
 def test_takes_subclasses() -> None:
-    FullAttentionManager(MLAAttentionSpec(**ATTENTION))
-    FullAttentionManager(SINK)
-    SlidingWindowManager(SlidingWindowMLASpec(**ATTENTION, sliding_window=8))
+    made(FullAttentionManager, MLAAttentionSpec(**ATTENTION))
+    made(FullAttentionManager, SINK)
+    made(SlidingWindowManager, SlidingWindowMLASpec(**ATTENTION, sliding_window=8))
 
 
 @pytest.mark.parametrize(
     ("computed", "skipped"), [(39, 0), (40, 1), (41, 2), (63, 24), (64, 25), (65, 26), (100, 61)]
 )
 def test_sliding_window_numbers(computed: int, skipped: int) -> None:
-    assert SlidingWindowManager(WINDOW).get_num_skipped_tokens(computed) == skipped
+    assert made(SlidingWindowManager, WINDOW).get_num_skipped_tokens(computed) == skipped
 
 
 @given(n=LENGTHS, window=st.integers(1, 200), extra=st.integers(0, 50))
 def test_sliding_window_keeps_what_the_next_token_sees(n: int, window: int, extra: int) -> None:
     spec = SlidingWindowSpec(**ATTENTION, sliding_window=window, extra_retained_tokens=extra)
-    skipped = SlidingWindowManager(spec).get_num_skipped_tokens(n)
+    skipped = made(SlidingWindowManager, spec).get_num_skipped_tokens(n)
     needed = [position for position in range(max(0, n - 400), n) if position > n - window - extra]
     assert skipped == (needed[0] if needed else n if window + extra == 1 else 0)
 
 
 @pytest.mark.parametrize(("computed", "skipped"), [(0, 0), (63, 0), (64, 64), (100, 64), (128, 128)])
 def test_chunk_numbers(computed: int, skipped: int) -> None:
-    assert ChunkedLocalAttentionManager(CHUNK).get_num_skipped_tokens(computed) == skipped
+    assert made(ChunkedLocalAttentionManager, CHUNK).get_num_skipped_tokens(computed) == skipped
 
 
 @pytest.mark.parametrize(("computed", "skipped"), [(0, 0), (1, 0), (2, 1), (100, 99)])
 def test_mamba_numbers(computed: int, skipped: int) -> None:
-    assert MambaManager(MAMBA).get_num_skipped_tokens(computed) == skipped
+    assert made(MambaManager, MAMBA).get_num_skipped_tokens(computed) == skipped
 
 
 @given(n=LENGTHS)
 def test_full_cross_and_sink_skip_nothing(n: int) -> None:
-    for manager in (FullAttentionManager(FULL), CrossAttentionManager(CROSS), SinkFullAttentionManager(SINK)):
-        assert manager.get_num_skipped_tokens(n) == 0
+    for manager_class in (FullAttentionManager, CrossAttentionManager, SinkFullAttentionManager):
+        assert made(manager_class, KINDS[manager_class]).get_num_skipped_tokens(n) == 0
 
 
 def test_a_recorded_window_changes_nothing_for_full_attention() -> None:
-    manager = FullAttentionManager(FullAttentionSpec(**ATTENTION, sliding_window=8))
+    manager = made(FullAttentionManager, FullAttentionSpec(**ATTENTION, sliding_window=8))
     assert manager.get_num_skipped_tokens(100) == 0
 
 
@@ -118,7 +122,7 @@ def test_a_recorded_window_changes_nothing_for_full_attention() -> None:
 def test_skipped_never_falls_nor_passes_the_computed(
     manager_class: type[SingleTypeKVCacheManager], n: int, more: int
 ) -> None:
-    manager = manager_class(KINDS[manager_class])
+    manager = made(manager_class, KINDS[manager_class])
     assert 0 <= manager.get_num_skipped_tokens(n) <= n
     assert manager.get_num_skipped_tokens(n) <= manager.get_num_skipped_tokens(n + more)
 
@@ -126,20 +130,15 @@ def test_skipped_never_falls_nor_passes_the_computed(
 @pytest.mark.parametrize(("sink_len", "blocks"), [(None, 0), (0, 0), (16, 1), (64, 4)])
 def test_sink_blocks(sink_len: int | None, blocks: int) -> None:
     spec = SinkFullAttentionSpec(**ATTENTION, sink_len=sink_len)
-    assert SinkFullAttentionManager(spec).num_sink_blocks == blocks
+    assert made(SinkFullAttentionManager, spec).num_sink_blocks == blocks
 
 
 def test_sinks_that_end_within_a_block_are_refused() -> None:
     with pytest.raises(InvalidSpecError, match=r"sink_len 20 .* block_size 16"):
-        SinkFullAttentionManager(SinkFullAttentionSpec(**ATTENTION, sink_len=20))
+        made(SinkFullAttentionManager, SinkFullAttentionSpec(**ATTENTION, sink_len=20))
 
 
 # What a manager does with blocks; more of it in test_cache.py, where it must be right as a whole.
-
-
-def with_blocks(manager_class: type[SingleTypeKVCacheManager], spec: KVCacheSpec, **more: Any) -> Any:
-    pool = BlockPool(40, hash_block_size=16)
-    return manager_class(spec, block_pool=pool, enable_caching=True, **more)
 
 
 def allocate(
@@ -147,6 +146,8 @@ def allocate(
 ) -> list[int]:
     """Allocate for request "r", and check what was foretold; returns the table."""
     slots = Slots(tokens + lookahead, tokens, encoder)
+    if "r" not in manager.req_to_blocks:
+        manager.add_local_computed_blocks("r", (), 0)
     need = manager.get_num_blocks_to_allocate("r", slots)
     free = manager.block_pool.get_num_free_blocks()
     manager.allocate_new_blocks("r", slots)
@@ -168,7 +169,7 @@ def allocate(
 def test_tables_grow_and_never_shrink(
     manager_class: type[SingleTypeKVCacheManager], lengths: list[int]
 ) -> None:
-    manager = with_blocks(manager_class, KINDS[manager_class])
+    manager = made(manager_class, KINDS[manager_class])
     assert [len(allocate(manager, tokens, encoder=20)) for tokens in (1, 16, 40, 17)] == lengths
     manager.free("r")
     manager.free("r")
@@ -176,13 +177,13 @@ def test_tables_grow_and_never_shrink(
 
 
 def test_lookahead_takes_places() -> None:
-    assert len(allocate(with_blocks(FullAttentionManager, FULL), 16, lookahead=1)) == 2
+    assert len(allocate(made(FullAttentionManager, FULL), 16, lookahead=1)) == 2
     align = dataclasses.replace(MAMBA, mamba_cache_mode="align")
-    assert len(allocate(with_blocks(MambaManager, align), 16, lookahead=1)) == 1
+    assert len(allocate(made(MambaManager, align), 16, lookahead=1)) == 1
 
 
 def test_a_window_is_freed_behind_what_is_confirmed() -> None:
-    manager = with_blocks(SlidingWindowManager, WINDOW)
+    manager = made(SlidingWindowManager, WINDOW)
     table = list(allocate(manager, 100))
     manager.remove_skipped_blocks("r", 70)
     assert manager.req_to_blocks["r"] == [0, *table[1:]]
@@ -194,7 +195,7 @@ def test_a_window_is_freed_behind_what_is_confirmed() -> None:
 
 def test_align_takes_one_block_a_step_and_moves_the_speculative_ones() -> None:
     align = dataclasses.replace(MAMBA, mamba_cache_mode="align", num_speculative_blocks=2)
-    manager = with_blocks(MambaManager, align)
+    manager = made(MambaManager, align)
     for _ in range(2):
         first = list(allocate(manager, 40))
         assert (first[:2], len(set(first))) == ([0, 0], 4)
@@ -218,7 +219,7 @@ def test_align_takes_one_block_a_step_and_moves_the_speculative_ones() -> None:
 def test_what_is_needed_to_be_admitted_is_bounded(
     manager_class: type[SingleTypeKVCacheManager], cap: int
 ) -> None:
-    manager = with_blocks(manager_class, KINDS[manager_class], limits=MemoryLimits(1000, 20))
+    manager = made(manager_class, KINDS[manager_class], limits=MemoryLimits(1000, 20))
     assert manager.max_admission_blocks_per_request == cap
     long = Slots(1000, 1000)
     assert manager.get_num_blocks_to_allocate("r", long) == 63
@@ -231,7 +232,7 @@ def test_what_is_needed_to_be_admitted_is_bounded(
 
 
 def test_sink_blocks_are_reserved() -> None:
-    manager = with_blocks(SinkFullAttentionManager, SINK)
+    manager = made(SinkFullAttentionManager, SINK)
     assert len(manager.sink_blocks) == 2
     assert manager.block_pool.num_usable_blocks == 37
     assert not {*manager.sink_blocks} & {*allocate(manager, 100)}

@@ -48,6 +48,52 @@ class Pool:
             raise ValueError(None)
         return self.blocks[:number]
 
+    def xǁPoolǁfree__mutmut_orig(self, blocks):
+        held = [self.counts[block] for block in blocks]
+        least = min(held)
+        worst = sorted(blocks)[0]
+        if least < 1:
+            raise ValueError(f"{worst} of {blocks}, {least} times")
+        return [*zip(blocks, held, strict=True)]
+
+    def xǁPoolǁfree__mutmut_1(self, blocks):
+        held = [self.counts[block] for block in blocks]
+        least = min(held)
+        worst = sorted(None)[0]
+        if least < 1:
+            raise ValueError(f"{worst} of {blocks}, {least} times")
+        return [*zip(blocks, held, strict=True)]
+
+    def xǁPoolǁfree__mutmut_2(self, blocks):
+        held = [self.counts[block] for block in blocks]
+        least = min(None)
+        worst = sorted(blocks)[0]
+        if least < 1:
+            raise ValueError(f"{worst} of {blocks}, {least} times")
+        return [*zip(blocks, held, strict=True)]
+
+    def xǁPoolǁfree__mutmut_3(self, blocks):
+        held = [self.counts[block] for block in blocks]
+        least = min(held)
+        worst = sorted(blocks)[0]
+        if least < 1:
+            raise ValueError(f"{worst} of {blocks}, {least} times")
+        return [*zip(blocks, held, strict=False)]
+
+    def xǁPoolǁfree__mutmut_4(self, blocks):
+        held = [self.counts[block] for block in blocks]
+        least = min(held)
+        worst = sorted(blocks)[0]
+        if least < 1:
+            raise ValueError(f"{worst} of {blocks}, {least} times")
+        return [*zip(blocks, strict=True)]
+
+def x_names__mutmut_orig(blocks) -> str:
+    return ", ".join(map(str, blocks[:3]))
+
+def x_names__mutmut_1(blocks) -> str:
+    return ", ".join(map(str, blocks[:4]))
+
 def x_count__mutmut_orig(blocks):
     a = 1
     b = 1
@@ -76,6 +122,10 @@ def test_mutants_are_named_by_what_is_changed_and_where() -> None:
         ),
         "kvref.pool.x_count__mutmut_1": "pool.count: a = 1 → a = 2",
         "kvref.pool.x_count__mutmut_2": "pool.count: a = 1 → a = 2 (2)",
+        "kvref.pool.xǁPoolǁfree__mutmut_2": "pool.Pool.free: least = min(held) → least = min(None)",
+        "kvref.pool.xǁPoolǁfree__mutmut_4": (
+            "pool.Pool.free: return [*zip(blocks, held, strict=True)] → return [*zip(blocks, strict=True)]"
+        ),
     }
     assert {mutant.module for mutant in found.values()} == {"pool"}
     message = found["kvref.pool.xǁPoolǁtake__mutmut_3"]
@@ -84,8 +134,14 @@ def test_mutants_are_named_by_what_is_changed_and_where() -> None:
 
 
 def test_what_only_says_something_else_is_known() -> None:
-    alone = [mutant.key for mutant in mutants_in(CODE, "pool") if mutant.text_alone]
-    assert alone == ["kvref.pool.xǁPoolǁtake__mutmut_2", "kvref.pool.xǁPoolǁtake__mutmut_3"]
+    alone = {mutant.key for mutant in mutants_in(CODE, "pool") if mutant.text_alone}
+    assert alone == {
+        "kvref.pool.xǁPoolǁtake__mutmut_2",
+        "kvref.pool.xǁPoolǁtake__mutmut_3",
+        "kvref.pool.xǁPoolǁfree__mutmut_1",
+        "kvref.pool.xǁPoolǁfree__mutmut_3",
+        "kvref.pool.x_names__mutmut_1",
+    }
 
 
 def some(module: str, number: int) -> list[Mutant]:

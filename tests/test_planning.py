@@ -24,6 +24,7 @@ from kvref.planning import (
     resolve_kv_cache_block_sizes,
     unify_kv_cache_spec_page_size,
 )
+from kvref.pool import BlockPool
 from kvref.registry import KVCacheSpecRegistry
 from kvref.request import Request
 from kvref.specs import (
@@ -74,6 +75,10 @@ def named(specs: str, **kinds: KVCacheSpec) -> dict[str, KVCacheSpec]:
     return {name: kinds[name[0]] for name in specs.split()}
 
 
+def manager_of(spec: KVCacheSpec) -> Any:
+    return get_manager_for_kv_cache_spec(spec, block_pool=BlockPool(9, True, 16))
+
+
 def layers(groups: list[KVCacheGroupSpec]) -> list[list[str]]:
     return [list(group.layer_names) for group in groups]
 
@@ -99,7 +104,7 @@ def test_layers_of_one_type_are_one_group_with_pages_of_their_own() -> None:
 def test_layers_of_one_type_with_different_managers_are_apart() -> None:
     groups = get_kv_cache_groups({"a": full(), "b": sink(32), "c": full()})
     assert sorted(layers(groups)) == [["a", "c"], ["b"]] or sorted(layers(groups)) == [["a"], ["b"], ["c"]]
-    managers = {type(get_manager_for_kv_cache_spec(group.kv_cache_spec)) for group in groups}
+    managers = {type(manager_of(group.kv_cache_spec)) for group in groups}
     assert managers == {FullAttentionManager, SinkFullAttentionManager}
 
 
@@ -143,7 +148,7 @@ def test_unregistered_specs_are_refused_first() -> None:
     with pytest.raises(UnregisteredSpecError, match="'b'"):
         get_kv_cache_groups(specs)
     with pytest.raises(UnregisteredSpecError, match="EncoderOnlyAttentionSpec"):
-        get_manager_for_kv_cache_spec(specs["b"])
+        manager_of(specs["b"])
     assert len(get_kv_cache_groups({"a": full()})) == 1
 
 
@@ -167,9 +172,9 @@ def test_hybrids_can_be_disabled() -> None:
 
 def test_the_manager_of_a_composite_is_its_layers() -> None:
     composite = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": full(1), "b": full(2)})
-    assert get_manager_for_kv_cache_spec(composite).kv_cache_spec == full(1)
+    assert manager_of(composite).kv_cache_spec == full(1)
     sinks = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs={"a": sink(16), "b": sink(48)})
-    manager = get_manager_for_kv_cache_spec(sinks)
+    manager = manager_of(sinks)
     assert isinstance(manager, SinkFullAttentionManager)
     assert manager.num_sink_blocks == 3
 
@@ -270,7 +275,7 @@ def shape(configs: list[KVCacheConfig]) -> object:
         (
             len(group.layer_names),
             group.spec_of(name),
-            type(get_manager_for_kv_cache_spec(group.kv_cache_spec)),
+            type(manager_of(group.kv_cache_spec)),
         )
         for group in config.kv_cache_groups
         for name in group.layer_names[:1]
@@ -282,7 +287,7 @@ def shape(configs: list[KVCacheConfig]) -> object:
 
 def of_each_layer(config: KVCacheConfig) -> Mapping[str, object]:
     return {
-        name: (group.spec_of(name), type(get_manager_for_kv_cache_spec(group.kv_cache_spec)))
+        name: (group.spec_of(name), type(manager_of(group.kv_cache_spec)))
         for group in config.kv_cache_groups
         for name in group.layer_names
     }

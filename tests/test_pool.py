@@ -26,7 +26,7 @@ class Tokens:
 
 
 def make(num_blocks: int = 6, events: bool = False) -> BlockPool:
-    return BlockPool(num_blocks, hash_block_size=2, enable_kv_cache_events=events)
+    return BlockPool(num_blocks, True, 2, events)
 
 
 def cache(pool: BlockPool, table: list[int], letter: str = "a", start: int = 0, group: int = 0) -> None:
@@ -60,7 +60,7 @@ def test_counts() -> None:
     assert (pool.get_num_free_blocks(), pool.get_usage()) == (1, 0.8)
     pool.free_blocks(taken)
     assert pool.get_num_free_blocks() == 5
-    assert BlockPool(1).get_usage() == 0.0
+    assert BlockPool(1, True, 2).get_usage() == 0.0
 
 
 def test_reuse_is_unkeyed_first_then_the_end_of_what_was_freed_first() -> None:
@@ -239,14 +239,14 @@ def test_the_same_done_right_is_accepted() -> None:
         pool.get_new_blocks(1)
 
 
-@pytest.mark.parametrize("arguments", [(0,), (-1,), (2, True, 0)])
-def test_impossible_pools_are_refused(arguments: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("arguments", [(0, True, 2), (-1, True, 2), (2, True, 0)])
+def test_impossible_pools_are_refused(arguments: tuple[int, bool, int]) -> None:
     with pytest.raises(BlockError):
-        BlockPool(*arguments)  # type: ignore[arg-type]
+        BlockPool(*arguments)
 
 
 def test_no_keys_without_caching() -> None:
-    pool = BlockPool(3, enable_caching=False, hash_block_size=2)
+    pool = BlockPool(3, False, 2)
     with pytest.raises(BlockError, match="caching is off"):
         cache(pool, pool.get_new_blocks(1))
 

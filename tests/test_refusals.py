@@ -122,7 +122,7 @@ REFUSALS: dict[str, Refusal] = {
     # block sizes
     "scheduler block no multiple of hashes": (
         InvalidConfigError,
-        r"scheduler_block_size 16 must be a multiple of hash_block_size 12.* \(layers: a, b\)",
+        "block_size 16 of the group of a must be a multiple of hash_block_size 12",
         lambda: cache(full(), window(), hashes=12),
     ),
     "scheduler block no multiple of a group's": (
@@ -157,7 +157,7 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "hashes every 0 tokens": (
         InvalidConfigError,
-        "hash_block_size 0, both at least 1",
+        "hash_block_size 0 must be at least 1",
         lambda: cache(full(), hashes=0),
     ),
     "block of no tokens": (InvalidSpecError, "FullAttentionSpec.block_size .* 0", lambda: full(0)),
@@ -178,7 +178,7 @@ REFUSALS: dict[str, Refusal] = {
         r"num_blocks must be at least 1, the null block, not -1 \(layers: none\)",
         lambda: KVCacheConfig(-1, [], []),
     ),
-    "pool without blocks": (BlockError, "not 0 blocks", lambda: BlockPool(0)),
+    "pool without blocks": (BlockError, "not 0 blocks", lambda: BlockPool(0, True, 16)),
     "no blocks asked for": (
         InvalidConfigError,
         "worker 0 with the layers a gets by num_gpu_blocks_override 0 blocks, .* it needs 8",

@@ -58,7 +58,7 @@ class SingleTypeKVCacheManager:
         self,
         kv_cache_spec: KVCacheSpec,
         *,
-        block_pool: BlockPool | None = None,
+        block_pool: BlockPool,
         enable_caching: bool = False,
         kv_cache_group_id: int = 0,
         scheduler_block_size: int | None = None,
@@ -72,7 +72,7 @@ class SingleTypeKVCacheManager:
             )
         self.kv_cache_spec = kv_cache_spec
         self.block_size = kv_cache_spec.block_size
-        self.block_pool = BlockPool(1) if block_pool is None else block_pool
+        self.block_pool = block_pool
         self.enable_caching = enable_caching and self.prefix_cacheable
         self.kv_cache_group_id = kv_cache_group_id
         self.scheduler_block_size = scheduler_block_size or self.block_size
@@ -166,7 +166,7 @@ class SingleTypeKVCacheManager:
         Returns:
             What has been added to the table, null blocks included.
         """
-        table = self.req_to_blocks.setdefault(request_id, [])
+        table = self.req_to_blocks[request_id]
         old_length = len(table)
         self._append_new(table, self.table_length(slots) - old_length)
         return table[old_length:]
@@ -177,10 +177,10 @@ class SingleTypeKVCacheManager:
         Args:
             num_computed_tokens: tokens computed for certain, those in flight not counted.
         """
-        start, stop = self._num_nulled.get(request_id, 0), self._num_skipped_blocks(num_computed_tokens)
-        if start >= stop:
+        table = self.req_to_blocks.get(request_id)
+        if table is None:
             return
-        table = self.req_to_blocks.get(request_id, [])
+        start, stop = self._num_nulled[request_id], self._num_skipped_blocks(num_computed_tokens)
         stop = min(stop, len(table))
         if start < stop:
             self.block_pool.free_blocks(table[start:stop][::-1])
@@ -191,6 +191,7 @@ class SingleTypeKVCacheManager:
         """Forget a request. Returns its table, of which the caller frees the blocks, the last first."""
         self.num_cached_block.pop(request_id, None)
         self._num_nulled.pop(request_id, None)
+        self._keyed_this_step.pop(request_id, None)
         return self.req_to_blocks.pop(request_id, [])
 
     def take_back_keys(self, request_id: str, num_computed_tokens: int) -> None:
@@ -202,10 +203,10 @@ class SingleTypeKVCacheManager:
         Args:
             num_computed_tokens: tokens computed, or handed over to be computed.
         """
-        start = self._keyed_this_step.pop(request_id, None)
+        start = self._keyed_this_step.get(request_id)
         if start is not None:
             first = max(start, num_computed_tokens // self.block_size)
-            keyed = self.num_cached_block.get(request_id, 0)
+            keyed = self.num_cached_block[request_id]
             self.block_pool.evict_blocks(self.req_to_blocks[request_id][first:keyed])
 
     def free(self, request_id: str) -> None:
@@ -235,7 +236,7 @@ class SingleTypeKVCacheManager:
         Only to those that some hit needs, which is a matter of `scheduler_block_size`: others would take the
         place of useful ones.
         """
-        start = self.num_cached_block.get(request.request_id, 0)
+        start = self.num_cached_block[request.request_id]
         if not self.enable_caching or start >= num_tokens // self.block_size:
             return
         aligned = self._aligned(num_tokens)

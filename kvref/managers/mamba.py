@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,6 @@ class MambaManager(SingleTypeKVCacheManager):
         self.mamba_cache_mode = kv_cache_spec.mamba_cache_mode
         self.num_speculative_blocks = kv_cache_spec.num_speculative_blocks
         self.enable_caching = self.enable_caching and self.mamba_cache_mode != "none"
-        self._cached_this_step: set[int] = set()
         self._has_state: set[str] = set()
         """Requests, of mode "align", whose tables end with a state and the speculative blocks."""
 
@@ -63,8 +63,8 @@ class MambaManager(SingleTypeKVCacheManager):
         total_computed_tokens: int = 0,
         apply_admission_cap: bool = False,
     ) -> int:
-        if new_computed_blocks and new_computed_blocks[-1] in self._cached_this_step:
-            return self.block_pool.num_gpu_blocks + 1
+        if new_computed_blocks and self._is_being_written(new_computed_blocks[-1]):
+            return sys.maxsize
         return super().get_num_blocks_to_allocate(
             request_id, slots, new_computed_blocks, total_computed_tokens, apply_admission_cap
         )
@@ -72,7 +72,7 @@ class MambaManager(SingleTypeKVCacheManager):
     def allocate_new_blocks(self, request_id: str, slots: Slots, total_computed_tokens: int = 0) -> list[int]:
         if self.mamba_cache_mode != "align":
             return super().allocate_new_blocks(request_id, slots, total_computed_tokens)
-        table = self.req_to_blocks.setdefault(request_id, [])
+        table = self.req_to_blocks[request_id]
         old_length = len(table)
         if self._lacks_loaded_state(request_id, old_length, total_computed_tokens):
             self._append_new(table, 1)
@@ -105,20 +105,19 @@ class MambaManager(SingleTypeKVCacheManager):
         return super().pop_blocks_for_free(request_id)
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        table = self.req_to_blocks[request.request_id]
-        start, full = self.num_cached_block.get(request.request_id, 0), num_tokens // self.block_size
-        if not self.enable_caching or start >= full:
-            return
         if self.mamba_cache_mode == "align":
-            if full != len(table) - self.num_speculative_blocks:
+            name, full = request.request_id, num_tokens // self.block_size
+            if full != len(self.req_to_blocks[name]) - self.num_speculative_blocks:
                 return
-            start = self.num_cached_block[request.request_id] = full - 1
+            self.num_cached_block[name] = max(self.num_cached_block[name], full - 1)
         super().cache_blocks(request, num_tokens)
-        self._cached_this_step.update(filter(None, table[start:full]))
 
-    def new_step_starts(self) -> None:
-        super().new_step_starts()
-        self._cached_this_step.clear()
+    def _is_being_written(self, block: int) -> bool:
+        """Whether a request has the block, which has got its key since the step began."""
+        return any(
+            block in self.req_to_blocks[name][start : self.num_cached_block[name]]
+            for name, start in self._keyed_this_step.items()
+        )
 
     @property
     def _num_blocks_ahead(self) -> int:

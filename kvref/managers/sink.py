@@ -25,9 +25,7 @@ class SinkFullAttentionManager(FullAttentionManager):
 
     spec_class = SinkFullAttentionSpec
 
-    def __init__(
-        self, kv_cache_spec: SinkFullAttentionSpec, *, block_pool: BlockPool | None = None, **engine: Any
-    ) -> None:
+    def __init__(self, kv_cache_spec: SinkFullAttentionSpec, *, block_pool: BlockPool, **engine: Any) -> None:
         super().__init__(kv_cache_spec, block_pool=block_pool, **engine)
         sink_len = kv_cache_spec.sink_len or 0
         if sink_len % self.block_size:
@@ -36,4 +34,4 @@ class SinkFullAttentionManager(FullAttentionManager):
                 f"{self.block_size}: choose a block size that divides it"
             )
         self.num_sink_blocks = sink_len // self.block_size
-        self.sink_blocks = [] if block_pool is None else block_pool.reserve_blocks(self.num_sink_blocks)
+        self.sink_blocks = block_pool.reserve_blocks(self.num_sink_blocks)

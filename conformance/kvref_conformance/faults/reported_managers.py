@@ -17,7 +17,6 @@ _free = KVCacheManager.free
 _allocate_slots = KVCacheManager.allocate_slots
 _cache_blocks = SingleTypeKVCacheManager.cache_blocks
 _allocate_state = MambaManager.allocate_new_blocks
-_cache_states = MambaManager.cache_blocks
 
 
 def left_behind_and_not_new_again() -> ReferenceTarget:
@@ -125,11 +124,10 @@ def fewer_than_before_asserted_away() -> ReferenceTarget:
 def state_found_before_it_is_written() -> ReferenceTarget:
     """A state is found in the very step that is to write it (kvcached PR 363)."""
 
-    def cache_blocks(manager: MambaManager, request: Request, num_tokens: int) -> None:
-        _cache_states(manager, request, num_tokens)
-        manager._cached_this_step.clear()
+    def _is_being_written(manager: MambaManager, block: int) -> bool:
+        return False
 
-    break_it(MambaManager, "cache_blocks", cache_blocks)
+    break_it(MambaManager, "_is_being_written", _is_being_written)
     return ReferenceTarget()
 
 

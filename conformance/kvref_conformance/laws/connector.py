@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,11 +110,10 @@ class Ledger:
             self.loaded.discard(block)
 
 
-def held_until_sent(runs: Runs) -> int:
-    """What a store reads is not handed out, and comes back as it was; behind all that, nothing is lost."""
-    judged = 0
+def asked(run: Sequence[Event]) -> Iterator[tuple[Ledger, Event]]:
+    """What is asked of connectors, with what is known before; no further than an engine may have asked it."""
     ledger: Ledger | None = None
-    for event in runs[0]:
+    for event in run:
         op, arguments, outcome = event["op"], event["args"], event["outcome"]
         if op == "connector.create":
             made = "value" in outcome
@@ -121,16 +121,23 @@ def held_until_sent(runs: Runs) -> int:
             continue
         if ledger is None:
             continue
+        if not ledger.may(op, arguments):
+            return
+        yield ledger, event
+        if "value" not in outcome or (op == "connector.take" and ledger.owned.intersection(outcome["value"])):
+            return
+        ledger.enter(op, arguments, outcome["value"])
+
+
+def held_until_sent(runs: Runs) -> int:
+    """What a store reads is not handed out, and comes back as it was; behind all that, nothing is lost."""
+    judged = 0
+    for ledger, event in asked(runs[0]):
+        op, arguments, outcome = event["op"], event["args"], event["outcome"]
         if op == "connector.take":
             judged += judge_taken(ledger, event)
-        if "value" not in outcome or not ledger.may(op, arguments):
-            return judged
-        value = outcome["value"]
-        if op == "connector.take" and ledger.owned.intersection(value):
-            return judged
-        if op == "connector.read" and arguments["block"] in ledger.loaded:
-            judged += judge_loaded(arguments["block"], ledger.contents[arguments["block"]], value)
-        ledger.enter(op, arguments, value)
+        if op == "connector.read" and arguments["block"] in ledger.loaded and "value" in outcome:
+            judged += judge_loaded(arguments["block"], ledger.contents[arguments["block"]], outcome["value"])
     return judged
 
 
@@ -250,22 +257,19 @@ def named(state: State, block: int) -> list[str]:
     return list(dict.fromkeys([*state["keys"].get(str(block), ()), *found]))
 
 
-ASKED = ("store", "load", "start_transfers", "finished", "free", "write", "read")
-"""What an engine may ask whenever it likes; how many blocks can be taken is for another law."""
-
-
 def total(runs: Runs) -> int:
-    """What is asked for is done."""
+    """What is asked for is done. How many blocks can be taken is for another law."""
     judged = 0
-    for event in runs[0]:
-        part, _, operation = event["op"].partition(".")
-        if part == "connector" and operation in ASKED and "died" not in event["outcome"]:
-            judged += 1
-            if error := event["outcome"].get("error"):
-                told = ", ".join(f"{name}={value}" for name, value in event["args"].items())
-                raise LawBroken(
-                    f"{operation}({told}) answered", f"{error['type']}: {error['message']}", (operation,)
-                )
+    for _, event in asked(runs[0]):
+        operation, outcome = event["op"].partition(".")[2], event["outcome"]
+        if operation == "take" or "died" in outcome:
+            continue
+        judged += 1
+        if error := outcome.get("error"):
+            told = ", ".join(f"{name}={value}" for name, value in event["args"].items())
+            raise LawBroken(
+                f"{operation}({told}) answered", f"{error['type']}: {error['message']}", (operation,)
+            )
     return judged
 
 

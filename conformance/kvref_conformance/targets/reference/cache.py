@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from kvref.cache import KVCacheBlocks, KVCacheManager
 from kvref.events import AllBlocksCleared, BlockStored, KVCacheEvent
@@ -121,16 +122,18 @@ def allocate(
     whole: bool = False,
 ) -> Allocation:
     CURRENT.needed, CURRENT.taken = 0, []
+    told: dict[str, Any] = {
+        "num_new_computed_tokens": hit["tokens"] if hit else 0,
+        "new_computed_blocks": KVCacheBlocks(tuple(hit["blocks"])) if hit else None,
+        "num_lookahead_tokens": lookahead,
+        "num_external_computed_tokens": external,
+        "delay_cache_blocks": delay,
+        "num_encoder_tokens": encoder,
+        "full_sequence_must_fit": whole,
+    }
+    # As a scheduler calls it: it only tells of what there is.
     added = current().allocate_slots(
-        request_of(request),
-        new,
-        hit["tokens"] if hit else 0,
-        KVCacheBlocks(tuple(hit["blocks"])) if hit else None,
-        lookahead,
-        external,
-        delay,
-        encoder,
-        whole,
+        request_of(request), new, **{name: value for name, value in told.items() if value}
     )
     return {
         "added": None if added is None else list(added.get_block_ids()),

@@ -44,6 +44,9 @@ KEPT = ROOT / "mutants"
 SECONDS = 20.0
 """How much of a check is tried on a mutant, by the time it takes without."""
 
+SEEDS = 10
+"""How many there are at most: the reference conforms with all of these."""
+
 LONGEST = 10 * SECONDS
 """After how long it is left alone. A mutant that makes the reference slow has survived then."""
 
@@ -131,10 +134,9 @@ def record() -> list[Known]:
 
 
 def order(units: Iterable[Known], function: str) -> list[Known]:
-    """Those that call the function, the ones first that call little else, until time is up.
+    """Those that call the function, the ones first that call little else.
 
-    The more units of a workload have had their turn, the later comes the next. The time is that which they
-    take without a mutant: what is run does not depend on what else the machine has to do.
+    The more units of a workload have had their turn, the later comes the next.
     """
     loading, *rest = units
     calling = [unit for unit in rest if function in unit.reached or function in loading.reached]
@@ -144,8 +146,24 @@ def order(units: Iterable[Known], function: str) -> list[Known]:
         turns[unit.workload] += 1
         late[unit.name] = turns[unit.workload] * len(unit.reached)
     calling.sort(key=lambda unit: (function not in unit.reached, late[unit.name], unit.seconds))
-    passed = accumulate(unit.seconds for unit in calling)
-    return [unit for unit, seconds in zip(calling, passed, strict=True) if seconds <= SECONDS]
+    return calling
+
+
+def rounds(units: Sequence[Known]) -> Iterator[list[Known]]:
+    """The units, again and again until time is up: each round has a seed of its own.
+
+    The time is that which they take without a mutant: what is run does not depend on what else the machine
+    has to do.
+    """
+    left = SECONDS
+    for _ in range(SEEDS):
+        passed = accumulate(unit.seconds for unit in units)
+        fitting = [unit for unit, seconds in zip(units, passed, strict=True) if seconds <= left]
+        if fitting:
+            yield fitting
+        if len(fitting) < len(units):
+            return
+        left -= sum(unit.seconds for unit in units)
 
 
 def try_mutant(target: Loaded, mutant: Mutant, units: Sequence[Known]) -> Result:
@@ -175,28 +193,33 @@ def try_mutant(target: Loaded, mutant: Mutant, units: Sequence[Known]) -> Result
     return judged(replace(target, description=described), mutant, calling)
 
 
-def judged(target: Loaded, mutant: Mutant, units: Sequence[Known]) -> Result:
-    laws = (*dict.fromkeys(law for unit in units for law in unit.laws), ANSWERS.id)
+def judged(target: Loaded, mutant: Mutant, calling: Sequence[Known]) -> Result:
     end = time.monotonic() + LONGEST
-    ended = ""
+    seed = number = 0
+    for seed, units in enumerate(rounds(calling)):
+        laws = (*dict.fromkeys(law for unit in units for law in unit.laws), ANSWERS.id)
+        ended = ""
 
-    def late() -> bool:
-        return time.monotonic() > end
+        def chosen(planned: list[Unit], units: list[Known] = units, seed: int = seed) -> Iterator[Unit]:
+            nonlocal ended
+            by_name = {unit.name: unit for unit in planned}
+            for name in (unit.name for unit in units if unit.name in by_name):
+                yield by_name[name]
+                # Only of the first seed it is known that without a mutant there is something to judge.
+                if not seed and (ended := incomplete(by_name[name])):
+                    return
 
-    def chosen(planned: list[Unit]) -> Iterator[Unit]:
-        nonlocal ended
-        by_name = {unit.name: unit for unit in planned}
-        for name in (unit.name for unit in units if unit.name in by_name):
-            yield by_name[name]
-            if ended := incomplete(by_name[name]):
-                return
-
-    trial = try_on(target, laws, chosen=chosen, until=laws, stop=late)
-    if trial.catches:
-        return Result(mutant.name, next(iter(trial.catches)))
-    if ended:
-        return Result(mutant.name, "incomplete", ended)
-    return Result(mutant.name, "", "time was up" if late() else f"{len(units)} units")
+        trial = try_on(
+            target, laws, chosen=chosen, until=laws, seed=seed, stop=lambda: time.monotonic() > end
+        )
+        if trial.catches:
+            return Result(mutant.name, next(iter(trial.catches)), f"seed {seed}" if seed else "")
+        if ended:
+            return Result(mutant.name, "incomplete", ended)
+        if time.monotonic() > end:
+            return Result(mutant.name, "", f"time was up at seed {seed}")
+        number += len(units)
+    return Result(mutant.name, "", f"{number} units, seeds 0 to {seed}")
 
 
 def incomplete(unit: Unit) -> str:

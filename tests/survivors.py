@@ -35,12 +35,12 @@ is killed.
   hash of what is changed draws them, so that a change of the reference leaves most of them in.
 * All units of a quick check run once on the reference, with its mutants asleep: nothing may break. They run
   again to see which functions each of them calls.
-* For each mutant those units are run that call its function, of each workload the quickest first, until one
-  finds it, or until they would have taken {seconds:g} seconds on the reference. Nothing is reduced or
-  confirmed.
+* For each mutant those units are run that call its function, of each workload the quickest first, and again
+  with other seeds, until one finds it, or until they would have taken {seconds:g} seconds on the reference.
+  Nothing is reduced or confirmed.
 * It is killed if a law breaks; if its process dies, or does not answer an operation for {hangs:g} seconds
   (`target.answers`); if it cannot be loaded; or if a check would be *incomplete*: a unit ends in an error,
-  or a law is given nothing to judge. Being slow is no reason.
+  or a law is given nothing to judge, where it was something without the mutant. Being slow is no reason.
 
 `tox -e mutants` does that. It goes on where it was until something is changed, and takes `--sample 40` for
 a short run, `--where 'pool.*'` for some functions, and `--jobs`.

@@ -185,8 +185,11 @@ def test_what_is_called_while_loading_concerns_all_and_first_those_that_call_it(
 
 
 def test_no_more_is_run_than_fits_into_the_time() -> None:
-    units = [unit("", 0), *(unit(f"w{n} [a]", mutants.SECONDS / 4, "f") for n in range(9))]
-    assert len(mutants.order(units, "f")) == 4
+    units = [unit(f"w{n} [a]", mutants.SECONDS / 4, "f") for n in range(9)]
+    assert [len(each) for each in mutants.rounds(units)] == [4]
+    assert [len(each) for each in mutants.rounds(units[:3])] == [3, 1]
+    assert [len(each) for each in mutants.rounds(units[:2])] == [2, 2]
+    assert len([*mutants.rounds([unit("w [a]", 0.1, "f")])]) == mutants.SEEDS
 
 
 def explored(workload: str, law: str, examples: int) -> Unit:

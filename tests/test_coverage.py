@@ -18,10 +18,10 @@ from rich.console import Console
 
 import kvref as package
 from kvref_conformance.measure import Measured
-from kvref_conformance.reached import FileReached, Reached, add_up, ranges
+from kvref_conformance.reached import add_up, ranges
 from kvref_conformance.report import render, write_report
 from kvref_conformance.report.coverage import coverage_page, percent, places
-from kvref_conformance.results import Result
+from kvref_conformance.results import FileReached, Reached, Result
 from kvref_conformance.stage import SwiftStage
 from kvref_conformance.targets import TargetRefused
 from kvref_conformance.targets.own import NOTHING, REFERENCE, VLLM, Own, find, own_of

@@ -13,59 +13,18 @@ import tokenize
 import warnings
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvref_conformance.channel import Message
+from kvref_conformance.results import FileReached, Reached
 
-Arcs = dict[str, set[tuple[int, int]]]
+Pairs = dict[str, set[tuple[int, int]]]
 """By the path of a file, pairs of lines that ran one after the other; -N is outside of what begins at N."""
 
 
 class CannotMeasure(Exception):
     """The library that measures is not there."""
-
-
-@dataclass(frozen=True)
-class FileReached:
-    """A file that the target has loaded, and that has functions.
-
-    `lines` are those that can be run; of `branches` both ends, or the one that there is, can be reached and
-    were, but not the one from the other.
-    """
-
-    name: str
-    lines: Sequence[int]
-    unreached: frozenset[int]
-    branches: Sequence[tuple[int, int]]
-    laws: Mapping[str, frozenset[int]]
-
-    @property
-    def reached(self) -> int:
-        return len(self.lines) - len(self.unreached)
-
-
-@dataclass(frozen=True)
-class Reached:
-    """The files, those first of which most was not reached."""
-
-    modules: Sequence[str]
-    without: Sequence[str]
-    files: Sequence[FileReached]
-    not_loaded: Sequence[str]
-    unread: Sequence[str]
-    """Files that cannot be read as Python here."""
-    ended_early: Sequence[str]
-    """Units that died, or were cut: what they reached last is not known."""
-
-    @property
-    def lines(self) -> int:
-        return sum(len(file.lines) for file in self.files)
-
-    @property
-    def reached(self) -> int:
-        return sum(file.reached for file in self.files)
 
 
 def needs_library() -> None:
@@ -80,14 +39,14 @@ def needs_library() -> None:
 
 
 def add_up(
-    own: Message, run: Iterable[tuple[Sequence[str], Arcs]], ended_early: Sequence[str] = ()
+    own: Message, run: Iterable[tuple[Sequence[str], Pairs]], ended_early: Sequence[str] = ()
 ) -> Reached:
     """What was run for which laws, of the files that a host has told to be the target's own."""
-    by_law: dict[str, Arcs] = {}
+    by_law: dict[str, Pairs] = {}
     for laws, arcs in run:
         for law in laws:
             _add(by_law.setdefault(law, {}), arcs)
-    every: Arcs = {}
+    every: Pairs = {}
     for arcs in by_law.values():
         _add(every, arcs)
     names = {path: file["name"] for path, file in own["files"].items()}
@@ -108,12 +67,12 @@ def add_up(
     )
 
 
-def _add(to: Arcs, arcs: Arcs) -> None:
+def _add(to: Pairs, arcs: Pairs) -> None:
     for path, pairs in arcs.items():
         to.setdefault(path, set()).update(pairs)
 
 
-def _analyse(paths: Sequence[str], arcs: Arcs) -> dict[str, dict[str, Any]]:
+def _analyse(paths: Sequence[str], arcs: Pairs) -> dict[str, dict[str, Any]]:
     """What the library's report tells of each file that it can read."""
     import coverage
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from kvref_conformance.reached import Reached
 
 Trace = dict[str, Any]
 """A replayable trace (schema `kvref.trace/1`)."""
@@ -86,6 +85,47 @@ class Row:
             if self.subject
             else self.law
         )
+
+
+@dataclass(frozen=True)
+class FileReached:
+    """A file that the target has loaded, and that has functions.
+
+    `lines` are those that can be run; of `branches` both ends, or the one that there is, can be reached and
+    were, but not the one from the other.
+    """
+
+    name: str
+    lines: Sequence[int]
+    unreached: frozenset[int]
+    branches: Sequence[tuple[int, int]]
+    laws: Mapping[str, frozenset[int]]
+
+    @property
+    def reached(self) -> int:
+        return len(self.lines) - len(self.unreached)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The files, those first of which most was not reached."""
+
+    modules: Sequence[str]
+    without: Sequence[str]
+    files: Sequence[FileReached]
+    not_loaded: Sequence[str]
+    unread: Sequence[str]
+    """Files that cannot be read as Python here."""
+    ended_early: Sequence[str]
+    """Units that died, or were cut: what they reached last is not known."""
+
+    @property
+    def lines(self) -> int:
+        return sum(len(file.lines) for file in self.files)
+
+    @property
+    def reached(self) -> int:
+        return sum(file.reached for file in self.files)
 
 
 @dataclass

@@ -14,10 +14,10 @@ from kvref_conformance.baseline import Baseline, Known
 from kvref_conformance.confirm import Confirmer, death_facet, in_parallel, new_row
 from kvref_conformance.laws import ANSWERS, LAWS, Law
 from kvref_conformance.profile import NO_PROFILE, Profile
-from kvref_conformance.reached import Reached, add_up
+from kvref_conformance.reached import add_up
 from kvref_conformance.reducer import MAX_SECONDS
 from kvref_conformance.report.progress import Progress
-from kvref_conformance.results import Result, Row, Status
+from kvref_conformance.results import Reached, Result, Row, Status
 from kvref_conformance.session import NotJudged
 from kvref_conformance.subjects import ALL_OPERATIONS, of_unknown_kind, subjects_of
 from kvref_conformance.targets.plugins import NO_PLUGIN

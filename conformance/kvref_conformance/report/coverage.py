@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvref_conformance.reached import FileReached, Reached, ranges
+from kvref_conformance.reached import ranges
 from kvref_conformance.report.text import visible
-from kvref_conformance.results import Result
+from kvref_conformance.results import FileReached, Reached, Result
 
 _FEW = 3
 

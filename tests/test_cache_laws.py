@@ -210,6 +210,16 @@ def other_block_size(events: list[Event]) -> None:
     events[place]["outcome"]["value"][0]["block_size"] = 16
 
 
+def other_tokens(events: list[Event]) -> None:
+    place = of(events, "cache.take_events", lambda event: event["outcome"]["value"])
+    events[place]["outcome"]["value"][0]["tokens"][0] += 1
+
+
+def parent_of_none(events: list[Event]) -> None:
+    place = of(events, "cache.take_events", lambda event: event["outcome"]["value"])
+    events[place]["outcome"]["value"][0]["parent"] = "stored by nobody"
+
+
 def not_made(events: list[Event]) -> None:
     events[of(events, "cache.create")]["outcome"] = {"error": {"type": "TypeError", "message": "no"}}
 
@@ -243,6 +253,8 @@ CHANGES: list[tuple[str, str, Callable[[list[Event]], None]]] = [
     ("admission.progress", "full", refused_alone),
     ("events.replay", "full", stored_not_told),
     ("events.metadata", "full", other_block_size),
+    ("events.content", "full", other_tokens),
+    ("events.content", "full", parent_of_none),
     ("spec.memory-covers-held", "full", little_memory),
 ]
 

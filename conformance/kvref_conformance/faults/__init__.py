@@ -62,6 +62,7 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.spec:one_state_counted": "spec.memory-covers-held",
     "kvref_conformance.faults.events:first_of_several_not_told": "events.replay",
     "kvref_conformance.faults.events:hash_block_size_told": "events.metadata",
+    "kvref_conformance.faults.events:parent_of_the_stored_before": "events.content",
     "kvref_conformance.faults.manager:reset_refused_by_an_error": "manager.calls-total",
     "kvref_conformance.faults.manager:window_freed_one_block_early": "manager.window-kept",
     "kvref_conformance.faults.manager:single_blocks_not_freed": "manager.window-freed",

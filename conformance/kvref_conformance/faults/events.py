@@ -19,8 +19,26 @@ def first_of_several_not_told() -> ReferenceTarget:
         told = []
         for event in _take_events(pool):
             if isinstance(event, BlockStored):
-                hashes, tokens = event.block_hashes[1:], event.token_ids[event.block_size :]
-                event = replace(event, block_hashes=hashes, token_ids=tokens)
+                first, *hashes = event.block_hashes
+                tokens = event.token_ids[event.block_size :]
+                event = replace(event, block_hashes=tuple(hashes), parent_block_hash=first, token_ids=tokens)
+            told.append(event)
+        return told
+
+    break_it(BlockPool, "take_events", take_events)
+    return ReferenceTarget()
+
+
+def parent_of_the_stored_before() -> ReferenceTarget:
+    """The parent is the block that was stored last, also where blocks before it were there already."""
+
+    def take_events(pool: BlockPool) -> list[KVCacheEvent]:
+        told: list[KVCacheEvent] = []
+        for event in _take_events(pool):
+            if isinstance(event, BlockStored) and event.parent_block_hash is not None:
+                stored = [each for each in told if isinstance(each, BlockStored)]
+                if stored:
+                    event = replace(event, parent_block_hash=stored[-1].block_hashes[-1])
             told.append(event)
         return told
 

@@ -89,6 +89,54 @@ def judge_stored(event: dict[str, Any], groups: list[Any], state: State | None) 
         raise LawBroken(f"{hashes * size} tokens for {hashes} blocks of {size}", f"{event}", ("tokens",))
 
 
+def content(runs: Runs) -> int:
+    """An event says which tokens are in its blocks, and behind which block they come."""
+    judged = 0
+    ends: dict[str, list[int]] = {}
+    for step in steps(runs[0], "cache.create", "cache.lookup", "cache.take_events"):
+        if step.op == "cache.create":
+            ends = {}
+        elif step.op == "cache.lookup" and step.done and step.request is not None:
+            size, tokens = step.cache.arguments["hash_block_size"], step.request.tokens
+            for place, name in enumerate(step.value["hashes"]):
+                ends[name] = tokens[: (place + 1) * size]
+        elif step.op == "cache.take_events" and step.done:
+            # Blocks of several hashes have a name of their own in some releases.
+            size = step.cache.arguments["hash_block_size"]
+            told = [event for event in step.value if event["what"] == "stored"]
+            judged += sum(judge_content(event, ends) for event in told if event.get("block_size") == size)
+    return judged
+
+
+def judge_content(event: dict[str, Any], ends: dict[str, list[int]]) -> int:
+    """What is told of hashes that requests have; how many these are."""
+    size, tokens = event["block_size"], event.get("tokens", ())
+    names = event["hashes"]
+    # How many tokens there are is for another law.
+    if len(tokens) != len(names) * size:
+        return 0
+    judged = 0
+    for place, name in enumerate(names):
+        if name not in ends:
+            continue
+        judged += 1
+        before, own = ends[name][:-size], ends[name][-size:]
+        if (said := tokens[place * size : (place + 1) * size]) != own:
+            raise LawBroken(
+                f"tokens {own} in {name}, as a request with that hash has", f"{said}", ("tokens told",)
+            )
+        if not place and "parent" not in event:
+            continue
+        parent = names[place - 1] if place else event["parent"]
+        if (parent is not None and parent not in ends) or ends.get(parent or "", []) != before:
+            raise LawBroken(
+                f"{name} behind the {len(before)} tokens that come before it",
+                f"behind {parent}, which is {ends.get(parent, 'of no request') if parent else 'nothing'}",
+                ("parent told",),
+            )
+    return judged
+
+
 LAWS = [
     Law(
         id="events.replay",
@@ -110,5 +158,18 @@ LAWS = [
         sources=("vLLM's KV events",),
         workload="cache.machine",
         check=metadata,
+    ),
+    Law(
+        id="events.content",
+        level=Level.SAFETY,
+        statement=(
+            "An event of stored blocks tells for each hash the tokens that a request with this hash has "
+            "there, and as parent the hash of the block before the first one. Judged are blocks of "
+            "`hash_block_size` tokens."
+        ),
+        why="Routers build their trees of prefixes of it, and look for a prompt in the wrong place.",
+        sources=("vLLM PR 30544", "vLLM issue 44451", "vllm-ascend issue 12002"),
+        workload="cache.machine",
+        check=content,
     ),
 ]

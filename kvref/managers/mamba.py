@@ -25,8 +25,10 @@ class MambaManager(SingleTypeKVCacheManager):
     * "all": every position has a block, and every full block gets a key.
     * "align": a step writes one state, at its end. It gets one new block for it, however many blocks of
       tokens it computes; the blocks in between are null, and the speculative blocks move along to the end of
-      the table. Lookahead needs no block, since draft models have no recurrent layers. A block gets a key
-      only if a step without drafts ended with it, so that it is sure to have the state at its end.
+      the table. A block gets a key only if a step without drafts ended with it, so that it is sure to have
+      the state at its end.
+
+    Lookahead needs no block, since draft models have no recurrent layers.
 
     A state is copied before a step writes its own. So a request whose hit ends in a block that is only being
     written in the present step has to wait for the next (`new_step_starts`): it is told that it needs more
@@ -48,8 +50,7 @@ class MambaManager(SingleTypeKVCacheManager):
         return max(0, num_computed_tokens - 1)
 
     def table_length(self, slots: Slots) -> int:
-        tokens = slots.num_tokens_main_model if self.mamba_cache_mode == "align" else slots.num_tokens
-        return -(-tokens // self.block_size) + self.num_speculative_blocks
+        return -(-slots.num_tokens_main_model // self.block_size) + self.num_speculative_blocks
 
     def max_blocks(self, limits: MemoryLimits) -> int:
         """What the spec counts. vLLM knows no bound, as if a request held all blocks of its length."""

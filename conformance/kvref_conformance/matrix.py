@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from kvref_conformance import hosts
+from kvref_conformance.check import choose_baseline, loaded, prepare
+from kvref_conformance.hosts import Host
 from kvref_conformance.laws import LAWS
+from kvref_conformance.report.files import report_document
+from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Status
 from kvref_conformance.runner import Options
 from kvref_conformance.worker import OWN_PACKAGES, package_folders
@@ -74,6 +78,26 @@ def _digest(options: Options) -> str:
             if path.suffix in (".py", ".json"):
                 digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def check_all(
+    releases: Sequence[Host], options: Options, watcher: Progress
+) -> dict[str, dict[str, Any] | None]:
+    """The report of each release, kept or new; None of one that is not prepared."""
+    kept = Kept(options)
+    reports: dict[str, dict[str, Any] | None] = {}
+    for host in releases:
+        name = f"vllm=={host.version}"
+        report = kept.load(host.version) if host.prepared else None
+        if report is None and host.prepared:
+            watcher.phase(f"checking {name}")
+            worker, _ = prepare(name, "none", python=None, paths=(), stubs=())
+            with loaded(worker, options.laws, watcher) as one:
+                result = one.check(options, choose_baseline(None, one.description), watcher)
+            report = report_document(result)
+            kept.save(host.version, report)
+        reports[host.version] = report
+    return reports
 
 
 def cell(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from kvref import registry
-from kvref.errors import ConflictingRegistrationError
+from kvref.errors import ConflictingRegistrationError, RegistrationError
 from kvref.managers import CrossAttentionManager
 from kvref.registry import KVCacheSpecMetadata, KVCacheSpecRegistry
 from kvref.specs import CrossAttentionSpec, KVCacheSpec
@@ -39,6 +39,18 @@ def base_of_the_farthest_ancestor() -> ReferenceTarget:
         return replace(entries[0], uniform_type_base_spec=entries[-1].uniform_type_base_spec)
 
     break_it(_State, "find", find)
+    return ReferenceTarget()
+
+
+def second_base_refused() -> ReferenceTarget:
+    """A class that derives from two others cannot be registered."""
+
+    def register(state: registry._State, entry: KVCacheSpecMetadata) -> registry._State:
+        if len(entry.kvcache_spec_cls.__bases__) > 1:
+            raise RegistrationError(f"{entry.kvcache_spec_cls.__name__} has several bases")
+        return _register(state, entry)
+
+    break_it(_State, "register", register)
     return ReferenceTarget()
 
 

@@ -314,6 +314,15 @@ def order_free(runs: Runs) -> int:
     return same_table(first, second, "when the built-ins were registered first")
 
 
+def total(runs: Runs) -> int:
+    """Whatever is legal once the built-ins are there is done; the first process asks for nothing else."""
+    for event in runs[0]:
+        if "error" in event["outcome"]:
+            asked = ", ".join(f"{name}={value}" for name, value in event["args"].items())
+            raise LawBroken(f"{event['op']}({asked}) done", told(event["outcome"]), (event["op"],))
+    return sum("value" in event["outcome"] for event in runs[0])
+
+
 def every_process(runs: Runs) -> int:
     """Compare the look-ups of two processes that registered and initialised the same.
 
@@ -456,6 +465,18 @@ def refusal_kind(events: list[Event], refused: Event) -> str:
 
 
 LAWS = [
+    Law(
+        id="registry.total",
+        level=Level.SAFETY,
+        statement=(
+            "Once the built-ins are there, classes can be registered by a call, a decorator or the hook of a "
+            "platform, overridden where the registry can do that, and looked up."
+        ),
+        why="An engine with a plugin does not start.",
+        sources=("vLLM PR 37505", "vLLM RFC 36668"),
+        workload="registry.orders",
+        check=total,
+    ),
     Law(
         id="registry.nearest-base",
         level=Level.SAFETY,

@@ -130,7 +130,7 @@ def _loaded(function: ast.FunctionDef) -> set[str]:
 
 
 class _Silent(ast.NodeTransformer):
-    """Takes out strings, messages of exceptions, and functions that return a string."""
+    """Takes out strings, messages of exceptions, and functions that make strings."""
 
     def __init__(self, guarded: bool) -> None:
         self.guarded = guarded
@@ -151,6 +151,9 @@ class _Silent(ast.NodeTransformer):
         if self.guarded and isinstance(node.func, ast.Name) and node.func.id == "zip":
             node.keywords = [keyword for keyword in node.keywords if keyword.arg != "strict"]
         return self.generic_visit(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return ast.Constant(None) if isinstance(node.body, ast.JoinedStr) else self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if isinstance(node.returns, ast.Name) and node.returns.id == "str":

@@ -46,10 +46,10 @@ def create(
         scheduler_block_size=scheduler_block_size,
         hash_block_size=hash_block_size,
         enable_caching=enable_caching,
-        use_eagle=use_eagle,
         enable_kv_cache_events=True,
         max_in_flight_tokens=max_in_flight_tokens,
-        max_encoder_tokens=max_encoder_tokens,
+        **({"use_eagle": True} if use_eagle else {}),
+        **({"max_encoder_tokens": max_encoder_tokens} if max_encoder_tokens else {}),
     )
     CURRENT.manager, CURRENT.hasher, CURRENT.requests = manager, BlockHasher(hash_block_size), {}
     watch(manager)

@@ -48,8 +48,7 @@ def create(
         enable_caching=enable_caching,
         enable_kv_cache_events=True,
         max_in_flight_tokens=max_in_flight_tokens,
-        **({"use_eagle": True} if use_eagle else {}),
-        **({"max_encoder_tokens": max_encoder_tokens} if max_encoder_tokens else {}),
+        **only_what_there_is(use_eagle=use_eagle, max_encoder_tokens=max_encoder_tokens),
     )
     CURRENT.manager, CURRENT.hasher, CURRENT.requests = manager, BlockHasher(hash_block_size), {}
     watch(manager)
@@ -111,6 +110,11 @@ def lookup(request: str) -> Hit:
     }
 
 
+def only_what_there_is(**arguments: Any) -> dict[str, Any]:
+    """As an engine calls: what there is nothing of is not said."""
+    return {name: value for name, value in arguments.items() if value}
+
+
 def allocate(
     request: str,
     new: int,
@@ -122,18 +126,18 @@ def allocate(
     whole: bool = False,
 ) -> Allocation:
     CURRENT.needed, CURRENT.taken = 0, []
-    told: dict[str, Any] = {
-        "num_new_computed_tokens": hit["tokens"] if hit else 0,
-        "new_computed_blocks": KVCacheBlocks(tuple(hit["blocks"])) if hit else None,
-        "num_lookahead_tokens": lookahead,
-        "num_external_computed_tokens": external,
-        "delay_cache_blocks": delay,
-        "num_encoder_tokens": encoder,
-        "full_sequence_must_fit": whole,
-    }
-    # As a scheduler calls it: it only tells of what there is.
     added = current().allocate_slots(
-        request_of(request), new, **{name: value for name, value in told.items() if value}
+        request_of(request),
+        new,
+        **only_what_there_is(
+            num_new_computed_tokens=hit["tokens"] if hit else 0,
+            new_computed_blocks=KVCacheBlocks(tuple(hit["blocks"])) if hit else None,
+            num_lookahead_tokens=lookahead,
+            num_external_computed_tokens=external,
+            delay_cache_blocks=delay,
+            num_encoder_tokens=encoder,
+            full_sequence_must_fit=whole,
+        ),
     )
     return {
         "added": None if added is None else list(added.get_block_ids()),

@@ -79,18 +79,24 @@ def mutants_in(code: str, module: str) -> Iterator[Mutant]:
         seen[f"{where}: {change}"] += 1
         if (times := seen[f"{where}: {change}"]) > 1:
             change += f" ({times})"
-        guarded = "strict=False" not in ast.unparse(original)
-        same = _without_text(original, guarded) == _without_text(function, guarded)
-        yield Mutant(f"kvref.{module}.{name}", where, change, same)
+        before = _Silent(guarded="strict=False" not in ast.unparse(original))
+        after = _Silent(before.guarded)
+        silent = before.visit(_anonymous(original)), after.visit(_anonymous(function))
+        yield Mutant(f"kvref.{module}.{name}", where, change, _are_same(before.said | after.said, *silent))
+
+
+def _anonymous(function: ast.FunctionDef) -> ast.FunctionDef:
+    """A copy without name and decorators."""
+    copy = ast.parse(ast.unparse(function)).body[0]
+    assert isinstance(copy, ast.FunctionDef)
+    copy.name = "_"
+    copy.decorator_list = []
+    return copy
 
 
 def _lines(function: ast.FunctionDef) -> list[str]:
     """A function, a line for each statement, without what its messages say."""
-    renamed = ast.parse(ast.unparse(function)).body[0]
-    assert isinstance(renamed, ast.FunctionDef)
-    renamed.name = "_"
-    renamed.decorator_list = []
-    return ast.unparse(_Shortened().visit(renamed)).splitlines()
+    return ast.unparse(_Shortened().visit(_anonymous(function))).splitlines()
 
 
 class _Shortened(ast.NodeTransformer):
@@ -110,21 +116,18 @@ def _change(before: list[str], after: list[str]) -> str:
     return " → ".join("; ".join(line.strip() for line in lines) for lines in (before, after))
 
 
-def _without_text(function: ast.FunctionDef, guarded: bool) -> str:
-    """What a function does, apart from what it says, and if it is `guarded`, from what `strict` guards."""
-    copy = ast.parse(ast.unparse(function)).body[0]
-    assert isinstance(copy, ast.FunctionDef)
-    copy.name = "_"
-    copy.decorator_list = []
-    silent = _Silent(guarded)
-    silent.visit(copy)
-    while silent.said and (unused := silent.said - _loaded(copy)):
-        silent.said -= unused
-        _Forgotten(unused, silent).visit(copy)
-    return ast.dump(copy)
+def _are_same(said: set[str], *functions: ast.AST) -> bool:
+    """Whether they are, but for what makes values that were only used to say something, under these names."""
+    while True:
+        before = [*map(ast.dump, functions)]
+        forgotten = [_Forgotten(said - _loaded(function)) for function in functions]
+        functions = tuple(each.visit(function) for each, function in zip(forgotten, functions, strict=True))
+        said = said.union(*(each.said for each in forgotten))
+        if before == [*map(ast.dump, functions)]:
+            return len({*before}) == 1
 
 
-def _loaded(function: ast.FunctionDef) -> set[str]:
+def _loaded(function: ast.AST) -> set[str]:
     names = (node for node in ast.walk(function) if isinstance(node, ast.Name))
     return {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
@@ -134,6 +137,7 @@ class _Silent(ast.NodeTransformer):
 
     def __init__(self, guarded: bool) -> None:
         self.guarded = guarded
+        """Whether `strict` of a `zip` only guards against mistakes."""
         self.said: set[str] = set()
         """The names that are used in what was taken out."""
 
@@ -142,8 +146,7 @@ class _Silent(ast.NodeTransformer):
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         if isinstance(node.exc, ast.Call):
-            told = [part for argument in node.exc.args for part in ast.walk(argument)]
-            self.said |= {part.id for part in told if isinstance(part, ast.Name)}
+            self.said |= {name for argument in node.exc.args for name in _loaded(argument)}
             node.exc.args = []
         return self.generic_visit(node)
 
@@ -162,17 +165,17 @@ class _Silent(ast.NodeTransformer):
 
 
 class _Forgotten(ast.NodeTransformer):
-    """Takes out what makes values that were only used to say something."""
+    """Takes out assignments to these names."""
 
-    def __init__(self, unused: set[str], silent: _Silent) -> None:
+    def __init__(self, unused: set[str]) -> None:
         self.unused = unused
-        self.silent = silent
+        self.said: set[str] = set()
+        """The names that are used in what was taken out."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         match node.targets:
             case [ast.Name(name)] if name in self.unused:
-                loaded = (part for part in ast.walk(node.value) if isinstance(part, ast.Name))
-                self.silent.said |= {part.id for part in loaded}
+                self.said |= _loaded(node.value)
                 return ast.Pass()
         return node
 

@@ -88,6 +88,14 @@ class Pool:
             raise ValueError(f"{worst} of {blocks}, {least} times")
         return [*zip(blocks, strict=True)]
 
+    def xǁPoolǁfree__mutmut_5(self, blocks):
+        held = [self.counts[block] for block in blocks]
+        least = min(held)
+        worst = sorted(blocks)[0]
+        if least < 1:
+            raise ValueError(None)
+        return [*zip(blocks, held, strict=True)]
+
 def x_names__mutmut_orig(blocks) -> str:
     return ", ".join(map(str, blocks[:3]))
 
@@ -140,6 +148,7 @@ def test_what_only_says_something_else_is_known() -> None:
         "kvref.pool.xǁPoolǁtake__mutmut_3",
         "kvref.pool.xǁPoolǁfree__mutmut_1",
         "kvref.pool.xǁPoolǁfree__mutmut_3",
+        "kvref.pool.xǁPoolǁfree__mutmut_5",
         "kvref.pool.x_names__mutmut_1",
     }
 

@@ -76,7 +76,7 @@ def named(specs: str, **kinds: KVCacheSpec) -> dict[str, KVCacheSpec]:
 
 
 def manager_of(spec: KVCacheSpec) -> Any:
-    return get_manager_for_kv_cache_spec(spec, block_pool=BlockPool(9, True, 16))
+    return get_manager_for_kv_cache_spec(spec, block_pool=BlockPool(9, True, 16), enable_caching=True)
 
 
 def layers(groups: list[KVCacheGroupSpec]) -> list[list[str]]:

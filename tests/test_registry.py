@@ -559,6 +559,7 @@ assert False, "this process must run with -O"  # the control: asserts are off
 from kvref.errors import *
 from kvref.managers import *
 from kvref.registry import *
+from kvref.pool import BlockPool
 from kvref.specs import *
 import torch
 class Mine(FullAttentionManager): pass
@@ -577,7 +578,7 @@ refusals = [
     lambda: FullAttentionSpec.merge([]),
     lambda: FullAttentionSpec.merge([full, MLAAttentionSpec(**a)]),
     lambda: SlidingWindowSpec.merge([window, SlidingWindowSpec(**a, sliding_window=9)]),
-    lambda: FullAttentionManager(window),
+    lambda: FullAttentionManager(window, block_pool=BlockPool(9, True, 16), enable_caching=True),
 ]
 for refusal in refusals:
     try:

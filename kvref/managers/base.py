@@ -59,7 +59,7 @@ class SingleTypeKVCacheManager:
         kv_cache_spec: KVCacheSpec,
         *,
         block_pool: BlockPool,
-        enable_caching: bool = False,
+        enable_caching: bool,
         kv_cache_group_id: int = 0,
         scheduler_block_size: int | None = None,
         limits: MemoryLimits | None = None,

@@ -19,7 +19,6 @@ __all__ = [
     "RegistrationError",
     "SpecKindError",
     "SpecMergeError",
-    "UnknownCacheDtypeError",
     "UnregisteredSpecError",
 ]
 
@@ -46,10 +45,6 @@ class UnregisteredSpecError(RegistrationError, LookupError):
 
 class SpecKindError(TypeError):
     """A manager was given a spec of a kind it does not manage."""
-
-
-class UnknownCacheDtypeError(LookupError, ValueError):
-    """No cache dtype has this name."""
 
 
 class BlockError(ValueError):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import gcd, lcm
@@ -64,7 +65,7 @@ class KVCacheTensor:
     """Memory of layers that take turns to use its blocks, one of each group at most.
 
     Raises:
-        InvalidConfigError: at construction, for no bytes or no layers.
+        InvalidConfigError: at construction, for no layers.
     """
 
     size: int
@@ -74,8 +75,8 @@ class KVCacheTensor:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared_by", tuple(self.shared_by))
-        if self.size < 1 or not self.shared_by:
-            raise InvalidConfigError(f"a tensor of {self.size} bytes for layers {self.shared_by} is none")
+        if not self.shared_by:
+            raise InvalidConfigError(f"a tensor of {self.size} bytes is for no layers")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class KVCacheGroupSpec:
     """Layers that share block tables.
 
     Raises:
-        InvalidConfigError: at construction, for a layer given twice, or other layers than the spec's.
+        InvalidConfigError: at construction, for other layers than the spec's.
     """
 
     layer_names: Sequence[str]
@@ -98,7 +99,6 @@ class KVCacheGroupSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_names", tuple(self.layer_names))
         object.__setattr__(self, "kv_sharing_layers", dict(self.kv_sharing_layers))
-        _check_names("a group", self.layer_names)
         owners = set(self.owning_layers)
         for sharer, owner in self.kv_sharing_layers.items():
             if sharer not in self._members or owner not in owners:
@@ -142,9 +142,9 @@ class KVCacheConfig:
     """All that the scheduler and the workers must agree on.
 
     Raises:
-        InvalidConfigError: at construction, for fewer than one block (the null block), a layer in two groups
-            or tensors, a layer that should have memory and has none or the reverse, or a tensor that is not
-            `num_blocks` pages of each of its layers.
+        InvalidConfigError: at construction, for fewer than one block (the null block), a layer that is twice
+            in groups or in tensors, a layer that should have memory and has none or the reverse, or a tensor
+            that is not `num_blocks` pages of each of its layers.
     """
 
     num_blocks: int
@@ -190,14 +190,17 @@ class KVCacheConfig:
                     )
 
 
-def get_manager_for_kv_cache_spec(kv_cache_spec: KVCacheSpec, **engine: Any) -> SingleTypeKVCacheManager:
+def get_manager_for_kv_cache_spec(
+    kv_cache_spec: KVCacheSpec, limits: MemoryLimits, **engine: Any
+) -> SingleTypeKVCacheManager:
     """Construct the manager that is registered for a spec.
 
     For a composite that is the manager of its layers' specs, given that of the most demanding layer, the
     first by name if there are several.
 
     Args:
-        engine: what `SingleTypeKVCacheManager` takes besides the spec.
+        limits: what bounds a request.
+        engine: what `SingleTypeKVCacheManager` takes besides.
 
     Raises:
         UnregisteredSpecError: there is none.
@@ -215,9 +218,8 @@ def get_manager_for_kv_cache_spec(kv_cache_spec: KVCacheSpec, **engine: Any) -> 
         raise UnregisteredSpecError(
             f"{type(specs[0]).__qualname__} has no manager: register it with @register_kv_cache_spec"
         )
-    limits = engine.get("limits") or MemoryLimits(max_model_len=1, max_in_flight_tokens=0)
-    demanding = max(specs, key=lambda spec: _num_blocks_of_request(spec, limits)) if specs[1:] else specs[0]
-    return manager_class(demanding, **engine)
+    demanding = max(specs, key=lambda spec: _num_blocks_of_request(spec, limits))
+    return manager_class(demanding, limits=limits, **engine)
 
 
 def _check_names(what: str, names: Sequence[str]) -> None:
@@ -230,8 +232,8 @@ def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCach
     """Make the pages of all layers as large as the largest.
 
     A smaller page takes as many more tokens as fit, and is padded for the rest. It is only padded if it does
-    not depend on the block size (recurrent layers), if a platform has padded it, or if the sinks of the layer
-    would not fill larger blocks.
+    not depend on the block size (recurrent layers), or if the sinks of the layer would not fill larger
+    blocks.
 
     Raises:
         InvalidConfigError: a layer's page cannot be made that large.
@@ -253,13 +255,13 @@ def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCach
 def _with_page(layer_name: str, spec: KVCacheSpec, page: int) -> KVCacheSpec:
     if spec.page_size_bytes == page:
         return spec
-    padded = isinstance(spec, PaddedKVCacheSpec) and spec.page_size_padded is not None
     try:
         made = spec
         block_size = page // spec.page_size_bytes * spec.block_size
-        sinks = spec.sink_len or 0 if isinstance(spec, SinkFullAttentionSpec) else 0
-        if isinstance(spec, AttentionSpec) and not padded and sinks % block_size == 0:
-            made = spec.copy_with_new_block_size(block_size)
+        sinks = spec.sink_len if isinstance(spec, SinkFullAttentionSpec) else 0
+        if isinstance(spec, AttentionSpec) and sinks % block_size == 0:
+            # Padding is for one block size, and added anew where a page does not fill the largest.
+            made = replace(spec, page_size_padded=None).copy_with_new_block_size(block_size)
         if made.page_size_bytes != page and isinstance(made, PaddedKVCacheSpec):
             made = replace(made, page_size_padded=page)
     except InvalidSpecError as error:
@@ -280,8 +282,8 @@ def get_kv_cache_groups(
     """Put layers into groups.
 
     One group, if all specs merge, or are of one uniform type with one manager. Otherwise pages are made
-    equal, and each kind of layers is dealt out to groups of one size: that of the smallest kind, or of the
-    largest if that is less than half as much again, so that few places stay empty.
+    equal, and each kind of layers, those with equal specs, is dealt out to groups of one size: that of the
+    smallest kind, or of the largest if that is less than half as much again, so that few places stay empty.
 
     Args:
         kv_cache_spec: spec of each layer by its name; substitutes are looked up in the registry.
@@ -298,8 +300,7 @@ def get_kv_cache_groups(
         specs = {name: _as_full_attention(spec) for name, spec in specs.items()}
     if not specs:
         return []
-    buckets = _mergeable(specs)
-    if len(buckets) == 1:
+    with suppress(SpecMergeError):
         return [KVCacheGroupSpec(tuple(specs), _merged(specs.values()))]
     composite = UniformTypeKVCacheSpecs.from_specs(specs)
     if composite is not None and len({KVCacheSpecRegistry.get_manager_class(s) for s in specs.values()}) == 1:
@@ -308,41 +309,16 @@ def get_kv_cache_groups(
         first = {type(spec).__name__: name for name, spec in reversed(specs.items())}
         named = ", ".join(f"{kind} (layer {name!r})" for kind, name in sorted(first.items()))
         raise InvalidConfigError(f"layers with {named} need several groups, which are disabled")
-    specs = unify_kv_cache_spec_page_size(specs)
-    buckets = _mergeable(specs)
-    smallest, largest = min(map(len, buckets)), max(map(len, buckets))
+    kinds: dict[KVCacheSpec, list[str]] = {}
+    for name, spec in unify_kv_cache_spec_page_size(specs).items():
+        kinds.setdefault(spec, []).append(name)
+    smallest, largest = min(map(len, kinds.values())), max(map(len, kinds.values()))
     size = largest if 2 * largest < 3 * smallest else smallest
     groups = []
-    for bucket in buckets:
-        count = -(-len(bucket) // size)
-        spec = _merged(specs[name] for name in bucket)
-        groups += [KVCacheGroupSpec(bucket[place::count], spec) for place in range(count)]
+    for spec, names in kinds.items():
+        count = -(-len(names) // size)
+        groups += [KVCacheGroupSpec(names[place::count], spec) for place in range(count)]
     return groups
-
-
-def _mergeable(specs: LayerSpecs) -> list[list[str]]:
-    """The layers whose specs merge, together.
-
-    Specs that differ in nothing but what merging reconciles are put together if all of them merge, and else
-    only where they are equal: which of them merge in pairs would be a matter of order.
-    """
-    alike: dict[object, list[str]] = {}
-    for name, spec in specs.items():
-        rules = type(spec).merge_rules
-        compared = [each.name for each in fields(spec) if each.compare and each.name not in rules]
-        key = (type(spec), *(getattr(spec, name) for name in compared))
-        alike.setdefault(key, []).append(name)
-    buckets = []
-    for names in alike.values():
-        try:
-            _merged(specs[name] for name in names)
-            buckets.append(names)
-        except SpecMergeError:
-            equal: dict[KVCacheSpec, list[str]] = {}
-            for name in names:
-                equal.setdefault(specs[name], []).append(name)
-            buckets += equal.values()
-    return buckets
 
 
 def _merged(specs: Iterable[KVCacheSpec]) -> KVCacheSpec:
@@ -450,7 +426,7 @@ def _num_blocks_of_request(spec: KVCacheSpec, limits: MemoryLimits) -> int:
 def _num_sink_blocks(spec: KVCacheSpec) -> int:
     if isinstance(spec, UniformTypeKVCacheSpecs):
         return max(map(_num_sink_blocks, spec.kv_cache_specs.values()))
-    return (spec.sink_len or 0) // spec.block_size if isinstance(spec, SinkFullAttentionSpec) else 0
+    return spec.sink_len // spec.block_size if isinstance(spec, SinkFullAttentionSpec) else 0
 
 
 def resolve_kv_cache_block_sizes(
@@ -471,12 +447,6 @@ def resolve_kv_cache_block_sizes(
 class KVCacheReport:
     """What a configuration amounts to."""
 
-    num_blocks: int
-    """Blocks that requests can hold: without the null block, and those set aside for sinks."""
-    num_blocks_per_request: int
-    """The most that one request of the longest length holds."""
-    num_bytes: int
-    """Of all tensors."""
     max_concurrency: float
     """How many requests of the longest length can run at once."""
     num_tokens: int
@@ -484,16 +454,16 @@ class KVCacheReport:
 
 
 def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
-    """Say what a configuration amounts to; nothing of it depends on the order of groups or layers."""
+    """Say what a configuration amounts to; nothing of it depends on the order of groups or layers.
+
+    Neither the null block nor those that are set aside for sinks are there for requests.
+    """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     sinks = sum(map(_num_sink_blocks, specs))
     usable = kv_cache_config.num_blocks - 1 - sinks
     needed = sum(_num_blocks_of_request(spec, limits) for spec in specs) - sinks
     concurrency = usable / needed if needed else float("inf")
     return KVCacheReport(
-        num_blocks=usable,
-        num_blocks_per_request=needed,
-        num_bytes=sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors),
         max_concurrency=concurrency,
         num_tokens=usable * limits.max_model_len // needed if needed else 0,
     )

@@ -195,9 +195,8 @@ class KVCacheSpec:
                 f"{cls.__name__} or a subclass; put others in a group of their own"
             )
         changes: dict[str, Any] = {}
-        for field in dataclasses.fields(first):
-            if not (field.init and field.compare):
-                continue
+        # What is no part of a spec's value, as a vendor may have it, does not hinder.
+        for field in [field for field in dataclasses.fields(first) if field.compare]:
             values = [getattr(spec, field.name) for spec in specs]
             try:
                 merged = cls._merged_value(values, first.merge_rules.get(field.name))
@@ -281,8 +280,8 @@ class PaddedKVCacheSpec(KVCacheSpec):
 
     def check_fields(self) -> None:
         super().check_fields()
-        _require_int(self, "page_size_padded", 1, optional=True)
-        _require_int(self, "alignment", 1, optional=True)
+        _require_int_if_any(self, "page_size_padded", 1)
+        _require_int_if_any(self, "alignment", 1)
 
     @property
     def page_size_bytes(self) -> int:
@@ -314,10 +313,7 @@ class AttentionSpec(PaddedKVCacheSpec):
     kv_quant_mode: KVQuantMode | str = KVQuantMode.NONE
     """How values are quantised. The name of a platform's own mode needs `state_content_bytes`."""
     state_content_bytes: int | None = None
-    """Bytes of one state of one head, all included, where K and V are packed; None means dense K and V.
-
-    `kvref.dtypes` computes it for a named layout.
-    """
+    """Bytes of one state of one head, all included, where K and V are packed; None means dense K and V."""
     tokens_per_state: int | Fraction = 1
     """Tokens per stored state: above 1 where tokens are compressed, below 1 for several states a token."""
 
@@ -325,8 +321,6 @@ class AttentionSpec(PaddedKVCacheSpec):
         # Two ways to write one value must give equal specs.
         if self.head_size_v is None:
             object.__setattr__(self, "head_size_v", self.head_size)
-        if isinstance(self.tokens_per_state, Fraction) and self.tokens_per_state.denominator == 1:
-            object.__setattr__(self, "tokens_per_state", self.tokens_per_state.numerator)
         super().__post_init__()
 
     def check_fields(self) -> None:
@@ -334,7 +328,7 @@ class AttentionSpec(PaddedKVCacheSpec):
         _require_int(self, "num_kv_heads", 1)
         _require_int(self, "head_size", 1)
         _require_int(self, "head_size_v", 0)
-        _require_int(self, "state_content_bytes", 1, optional=True)
+        _require_int_if_any(self, "state_content_bytes", 1)
         _require_type(self, "dtype", torch.dtype)
         _require_type(self, "kv_quant_mode", KVQuantMode | str)
         if not isinstance(self.kv_quant_mode, KVQuantMode) and self.packed_state_bytes is None:
@@ -399,8 +393,8 @@ class FullAttentionSpec(AttentionSpec):
 
     def check_fields(self) -> None:
         super().check_fields()
-        _require_int(self, "sliding_window", 1, optional=True)
-        _require_int(self, "attention_chunk_size", 1, optional=True)
+        _require_int_if_any(self, "sliding_window", 1)
+        _require_int_if_any(self, "attention_chunk_size", 1)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise InvalidSpecError(
                 f"{type(self).__name__} has both sliding_window {self.sliding_window} and "
@@ -456,15 +450,15 @@ class TQFullAttentionSpec(FullAttentionSpec):
 class SinkFullAttentionSpec(FullAttentionSpec):
     """Full attention that also sees the first `sink_len` positions, set aside once and for all requests."""
 
-    sink_len: int | None = None
+    sink_len: int = 0
 
     def check_fields(self) -> None:
         super().check_fields()
-        _require_int(self, "sink_len", 0, optional=True)
+        _require_int(self, "sink_len", 0)
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
         """As full attention, and the blocks of the sinks, without which no request can be served."""
-        sinks = _cdiv(self.sink_len or 0, self.block_size) * self.page_size_bytes
+        sinks = _cdiv(self.sink_len, self.block_size) * self.page_size_bytes
         return super().max_memory_usage_bytes(limits) + sinks
 
 
@@ -725,36 +719,23 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         blocks = max(_cdiv(spec.max_memory_usage_bytes(limits), spec.page_size_bytes) for spec in specs)
         return blocks * self.page_size_bytes
 
-    def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
-        """The cap of the most demanding layer; None when a layer has none."""
-        caps = [
-            spec.max_admission_blocks_per_request(max_in_flight_tokens, max_model_len)
-            for spec in self.kv_cache_specs.values()
-        ]
-        known = [cap for cap in caps if cap is not None]
-        return max(known) if len(known) == len(caps) else None
-
-    def copy_with_new_block_size(self, block_size: int) -> Self:
-        """The same layers, each copied with the new block size."""
-        specs = {
-            layer_name: spec.copy_with_new_block_size(block_size)
-            for layer_name, spec in self.kv_cache_specs.items()
-        }
-        return dataclasses.replace(self, block_size=block_size, kv_cache_specs=specs)
-
 
 def _cdiv(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-def _require_int(owner: object, field: str, minimum: int, *, optional: bool = False) -> None:
+def _require_int(owner: object, field: str, minimum: int) -> None:
     value = getattr(owner, field)
-    if optional and value is None:
-        return
     # By exact type: bool and enum members are ints too, and never meant as numbers.
     if type(value) is not int or value < minimum:
-        wish = f"an int of at least {minimum}" + (" or None" if optional else "")
-        raise InvalidSpecError(f"{type(owner).__name__}.{field} must be {wish}, not {value!r}")
+        raise InvalidSpecError(
+            f"{type(owner).__name__}.{field} must be an int of at least {minimum}, not {value!r}"
+        )
+
+
+def _require_int_if_any(owner: object, field: str, minimum: int) -> None:
+    if getattr(owner, field) is not None:
+        _require_int(owner, field, minimum)
 
 
 def _require_type(owner: object, field: str, wanted: Any) -> None:

@@ -127,8 +127,8 @@ def test_skipped_never_falls_nor_passes_the_computed(
     assert manager.get_num_skipped_tokens(n) <= manager.get_num_skipped_tokens(n + more)
 
 
-@pytest.mark.parametrize(("sink_len", "blocks"), [(None, 0), (0, 0), (16, 1), (64, 4)])
-def test_sink_blocks(sink_len: int | None, blocks: int) -> None:
+@pytest.mark.parametrize(("sink_len", "blocks"), [(0, 0), (16, 1), (64, 4)])
+def test_sink_blocks(sink_len: int, blocks: int) -> None:
     spec = SinkFullAttentionSpec(**ATTENTION, sink_len=sink_len)
     assert made(SinkFullAttentionManager, spec).num_sink_blocks == blocks
 

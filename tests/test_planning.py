@@ -76,7 +76,7 @@ def named(specs: str, **kinds: KVCacheSpec) -> dict[str, KVCacheSpec]:
 
 
 def manager_of(spec: KVCacheSpec) -> Any:
-    return get_manager_for_kv_cache_spec(spec, block_pool=BlockPool(9, True, 16), enable_caching=True)
+    return get_manager_for_kv_cache_spec(spec, LIMITS, block_pool=BlockPool(9, True, 16), enable_caching=True)
 
 
 def layers(groups: list[KVCacheGroupSpec]) -> list[list[str]]:
@@ -243,13 +243,12 @@ def test_report() -> None:
     page = full().page_size_bytes
     [config] = get_kv_cache_configs([{"a": full()}], [15 * page], LIMITS)
     report = get_kv_cache_report(config, LIMITS)
-    assert (report.num_blocks, report.num_blocks_per_request, report.num_bytes) == (14, 7, 15 * page)
     assert (report.max_concurrency, report.num_tokens) == (2.0, 200)
     [config] = get_kv_cache_configs([{"a": sink(32)}], [17 * page], LIMITS)
     report = get_kv_cache_report(config, LIMITS)
-    assert (report.num_blocks, report.num_blocks_per_request, report.max_concurrency) == (14, 7, 2.0)
+    assert (report.max_concurrency, report.num_tokens) == (2.0, 200)
     nothing = get_kv_cache_report(KVCacheConfig(1, [], []), LIMITS)
-    assert (nothing.num_blocks, nothing.num_tokens, nothing.max_concurrency) == (0, 0, float("inf"))
+    assert (nothing.max_concurrency, nothing.num_tokens) == (float("inf"), 0)
 
 
 KINDS = [

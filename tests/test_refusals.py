@@ -209,8 +209,7 @@ REFUSALS: dict[str, Refusal] = {
         "layer 'a' needs 2 pages of 512 bytes, but its tensor has 512",
         lambda: KVCacheConfig(2, [KVCacheTensor(512, "a")], [group("a")]),
     ),
-    "tensor of nothing": (InvalidConfigError, "0 bytes for layers .*'a'", lambda: KVCacheTensor(0, "a")),
-    "tensor of nobody": (InvalidConfigError, "512 bytes for layers", lambda: KVCacheTensor(512, "")),
+    "tensor of nobody": (InvalidConfigError, "512 bytes is for no layers", lambda: KVCacheTensor(512, "")),
     "memory of fewer workers": (
         InvalidConfigError,
         "2 workers, but memory of 1",
@@ -253,7 +252,11 @@ REFUSALS: dict[str, Refusal] = {
         "b are only in one",
         lambda: KVCacheConfig(1, [KVCacheTensor(512, "a")], [group("ab")]),
     ),
-    "layer twice": (InvalidConfigError, "once, not a several times", lambda: group("aa")),
+    "layer twice": (
+        InvalidConfigError,
+        "once, not a several times",
+        lambda: KVCacheConfig(1, [], [group("aa")]),
+    ),
     "layer in two groups": (
         InvalidConfigError,
         "groups must have each layer once, not a",

@@ -27,11 +27,10 @@ class SinkFullAttentionManager(FullAttentionManager):
 
     def __init__(self, kv_cache_spec: SinkFullAttentionSpec, *, block_pool: BlockPool, **engine: Any) -> None:
         super().__init__(kv_cache_spec, block_pool=block_pool, **engine)
-        sink_len = kv_cache_spec.sink_len or 0
-        if sink_len % self.block_size:
+        if kv_cache_spec.sink_len % self.block_size:
             raise InvalidSpecError(
-                f"{type(kv_cache_spec).__name__}.sink_len {sink_len} is no multiple of block_size "
-                f"{self.block_size}: choose a block size that divides it"
+                f"{type(kv_cache_spec).__name__}.sink_len {kv_cache_spec.sink_len} is no multiple of "
+                f"block_size {self.block_size}: choose a block size that divides it"
             )
-        self.num_sink_blocks = sink_len // self.block_size
+        self.num_sink_blocks = kv_cache_spec.sink_len // self.block_size
         self.sink_blocks = block_pool.reserve_blocks(self.num_sink_blocks)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-import kvref.dtypes
+import kvref.planning
 import kvref.platform
-from kvref.dtypes import CacheDtype
+from kvref.planning import KVCacheConfig, KVCacheReport
 from kvref.platform import Platform, set_current_platform
 from kvref.registry import KVCacheSpecRegistry
 from kvref.specs import MambaSpec, MemoryLimits, UniformTypeKVCacheSpecs
@@ -19,7 +17,7 @@ from kvref.target import PluginInfo
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.plugins import plugin_is_left_out
 
-_register_cache_dtype = kvref.dtypes.register_cache_dtype
+_get_kv_cache_report = kvref.planning.get_kv_cache_report
 _current_platform = kvref.platform.current_platform
 _initialise = KVCacheSpecRegistry.initialise
 _state_bytes: Any = MambaSpec.__dict__["unpadded_page_size_bytes"]
@@ -34,10 +32,10 @@ def plugged() -> Any:
     # The plugin first: what derives from the reference's classes is looked for when the target is imported.
     from kvref_conformance.faults.acme import AcmePlatform
 
-    def register_cache_dtype(name: str, storage: torch.dtype, **layout: int) -> CacheDtype:
-        return _register_cache_dtype(name, storage, **layout)
+    def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
+        return _get_kv_cache_report(kv_cache_config, limits)
 
-    break_it(kvref.dtypes, "register_cache_dtype", register_cache_dtype)
+    break_it(kvref.planning, "get_kv_cache_report", get_kv_cache_report)
     set_current_platform(AcmePlatform)
     from kvref_conformance.targets.codec import foreign
     from kvref_conformance.targets.reference.registry import MANAGERS

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import kvref
+from kvref.planning import unify_kv_cache_spec_page_size
 from kvref.platform import current_platform
 from kvref.registry import KVCacheSpecRegistry, register_all_kvcache_specs
 from kvref.specs import MemoryLimits, UniformTypeKVCacheSpecs
@@ -91,10 +93,13 @@ def reached(
 
 
 def use(spec: Any) -> None:
-    """Plan two layers, as far as the reference does."""
+    """Plan two layers, and make their manager, as far as the reference does."""
+    limits = MemoryLimits(256, 128)
     KVCacheSpecRegistry.check_kv_cache_spec_registry({"layer.0": spec})
     type(spec).merge([spec, spec])
     group: Any = UniformTypeKVCacheSpecs.from_specs({"layer.0": spec, "layer.1": spec})
-    group.max_memory_usage_bytes(MemoryLimits(256, 128))
-    group.max_admission_blocks_per_request(128, 256)
-    group.copy_with_new_block_size(spec.block_size * 2)
+    group.max_memory_usage_bytes(limits)
+    manager_class: Any = KVCacheSpecRegistry.get_manager_class(spec)
+    manager_class(spec, limits=limits)
+    longer = replace(spec, block_size=spec.block_size * 2)
+    unify_kv_cache_spec_page_size({"layer.0": spec, "layer.1": longer})

@@ -73,7 +73,7 @@ def _is_answer(operation: str, value: Any) -> bool:
     match operation:
         case "specs.build" | "specs.copy" | "specs.merge":
             return _is_facts(value)
-        case "planner.groups":
+        case "planner.groups" | "planner.one_group":
             return _is_plan(value)
         case "planner.config":
             return _is_sized(value)

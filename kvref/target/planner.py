@@ -105,6 +105,10 @@ class PlannerPart(Protocol):
         """Put the layers into groups, with pages of one size where that is needed."""
         ...
 
+    def one_group(self, layers: Mapping[str, SpecDescriptor]) -> Plan:
+        """Group layers for an engine that manages all of them as full attention, in a single group."""
+        ...
+
     def config(
         self,
         layers: Mapping[str, SpecDescriptor],

@@ -108,13 +108,19 @@ def can_cache(description: Description, specs: list[SpecDescriptor]) -> bool:
 
 
 def capacity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Ask what a plan amounts to, with its groups in either order."""
+    """Ask what a plan amounts to, with its groups in either order; then plan for what one request takes."""
     model = draw_model(draw, stage, description, subject, 1)
     if model is None:
         return
     memory = model.memory(draw)
     for backwards in (False, True):
-        stage.perform("planner.capacity", layers=model.layers, memory=memory, backwards=backwards, **LIMITS)
+        told = stage.perform(
+            "planner.capacity", layers=model.layers, memory=memory, backwards=backwards, **LIMITS
+        )
+    if "value" in told:
+        plan = told["value"]
+        enough = -(-memory // plan["num_blocks"]) * (sum(plan["blocks_per_request"]) + 1)
+        stage.perform("planner.config", layers=model.layers, memory=enough, **LIMITS)
 
 
 _PARTS = ("specs", "specs.derive", "planner")

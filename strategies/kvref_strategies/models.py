@@ -208,6 +208,10 @@ FAMILIES = {
 """By name, as subjects are."""
 
 
+SEVERAL_KINDS = ("windows", "chunks", "latent attention with a draft", "recurrent states", "cross attention")
+"""Families of which an engine may be asked to manage all layers as full attention."""
+
+
 def families(description: Description) -> Subjects:
     no_registry = None if has_registry(description) else "there is no registry"
     return {
@@ -283,6 +287,13 @@ def plans(draw: Draw, stage: Stage, description: Description, subject: str) -> N
         stage.perform(operation, layers={name: layers[name] for name in order}, **limits)
 
 
+def one_group(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """Group the layers of a model for an engine that manages all of them as full attention."""
+    model = draw_model(draw, stage, description, subject, 1)
+    if model is not None:
+        stage.perform("planner.one_group", layers=model.layers)
+
+
 def unregistered(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Plan layers one of which has a spec that nobody registered."""
     stage.perform("registry.initialise")
@@ -305,6 +316,11 @@ def unregistered(draw: Draw, stage: Stage, description: Description, subject: st
         )
 
 
+def _several_kinds(description: Description) -> Subjects:
+    reasons = families(description)
+    return {name: reasons[name] for name in SEVERAL_KINDS}
+
+
 def _with_attention_base(description: Description) -> Subjects:
     bases = {info["name"] for info in description["classes"] if info["role"] == "base"}
     reason = lacking(description, ("FullAttentionSpec",))
@@ -315,5 +331,6 @@ _PARTS = ("specs", "specs.derive", "planner", "planner.groups", "planner.config"
 
 WORKLOADS = [
     Workload("models.plans", _PARTS, families, plans, weight=0.8),
+    Workload("models.one-group", (*_PARTS, "planner.one_group"), _several_kinds, one_group, weight=0.4),
     Workload("models.unregistered", (*_PARTS, "registry"), _with_attention_base, unregistered, weight=0.2),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 from kvref import coordinators, planning
+from kvref.errors import InvalidConfigError
 from kvref.planning import KVCacheConfig, KVCacheGroupSpec, KVCacheReport
 from kvref.registry import KVCacheSpecRegistry
 from kvref.specs import FullAttentionSpec, KVCacheSpec, MemoryLimits, UniformTypeKVCacheSpecs
@@ -69,6 +70,12 @@ def pages_that_do_not_divide_left_alone() -> ReferenceTarget:
     return ReferenceTarget()
 
 
+def windows_not_as_full_attention() -> ReferenceTarget:
+    """Where there is to be one group, windows and chunks stay what they are."""
+    break_it(planning, "_as_full_attention", lambda spec: spec)
+    return ReferenceTarget()
+
+
 def given_specs_replaced() -> ReferenceTarget:
     """The specs that planning has made take the place of those it was given."""
 
@@ -110,6 +117,23 @@ def registration_not_checked() -> ReferenceTarget:
             return _groups(specs, *options)
 
     break_it(planning, "get_kv_cache_groups", get_kv_cache_groups)
+    return ReferenceTarget()
+
+
+def null_block_for_each_group() -> ReferenceTarget:
+    """Memory is taken to be too little if there is no null block for each group."""
+
+    def get_kv_cache_configs(
+        specs: Sequence[Specs], memory: Sequence[int], limits: MemoryLimits
+    ) -> list[KVCacheConfig]:
+        configs = _configs(specs, memory, limits)
+        groups = [group.kv_cache_spec for group in configs[0].kv_cache_groups]
+        needed = sum(1 + planning._num_blocks_of_request(spec, limits) for spec in groups)
+        if configs[0].num_blocks < needed:
+            raise InvalidConfigError(f"{configs[0].num_blocks} blocks, but {needed} are needed")
+        return configs
+
+    break_it(planning, "get_kv_cache_configs", get_kv_cache_configs)
     return ReferenceTarget()
 
 

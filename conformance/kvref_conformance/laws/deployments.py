@@ -263,6 +263,32 @@ def reports_agree(runs: Runs) -> int:
     return judged
 
 
+def enough_memory(runs: Runs) -> int:
+    """With memory for as many blocks as one request holds, and the null block, a plan is made.
+
+    How large a block is in all layers follows from how many there are in other memory.
+    """
+    judged = 0
+    enough: int | None = None
+    for event in [event for events in runs for event in events]:
+        outcome = event["outcome"]
+        if event["op"] == "planner.capacity" and "value" in outcome:
+            plan = outcome["value"]
+            needed = sum(plan["blocks_per_request"]) + 1
+            enough = -(-event["args"]["memory"] // plan["num_blocks"]) * needed
+        if event["op"] != "planner.config" or enough is None or "died" in outcome:
+            continue
+        layers, memory = event["args"]["layers"], event["args"]["memory"]
+        judged += memory >= enough
+        if memory >= enough and "error" in outcome:
+            raise LawBroken(
+                f"a plan, as {memory} bytes hold the {needed} blocks of one request and the null block",
+                told(outcome),
+                (mix(layers),),
+            )
+    return judged
+
+
 def constructible(runs: Runs) -> int:
     """A model with one layer of a registered class gets its manager, with caching or at least without."""
     attempts = [
@@ -346,5 +372,17 @@ LAWS = [
         sources=("vLLM PR 48317", "vLLM issue 40691"),
         workload="deployments.capacity",
         check=reports_agree,
+    ),
+    Law(
+        id="plan.enough-memory",
+        level=Level.SAFETY,
+        statement=(
+            "Memory for all blocks that one request of the longest length holds, and for the null block, is "
+            "enough for a plan."
+        ),
+        why="An engine does not start although what it is asked for fits.",
+        sources=("the engine contract",),
+        workload="deployments.capacity",
+        check=enough_memory,
     ),
 ]

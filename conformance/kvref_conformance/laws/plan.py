@@ -277,6 +277,46 @@ def refuse_overlaps(pages: list[tuple[int, int, int, int, int, str]]) -> None:
         reaching.append(page)
 
 
+LOCAL = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
+"""Kinds that can all be managed as full attention."""
+
+
+def one_group(runs: Runs) -> int:
+    """All layers are in one group, which has one manager, or it is refused where there are other kinds."""
+    judged = 0
+    for event in [event for events in runs for event in events if event["op"] == "planner.one_group"]:
+        layers, outcome = event["args"]["layers"], event["outcome"]
+        if "died" in outcome:
+            continue
+        judged += 1
+        sizes = {spec["fields"]["block_size"] for spec in layers.values()}
+        local = all(spec["class"] in LOCAL for spec in layers.values()) and len(sizes) == 1
+        if "error" in outcome:
+            kind = outcome["error"]["type"]
+            if local or kind in INTERNAL_ERRORS:
+                raise LawBroken(
+                    f"one group of {', '.join(layers)}" + ("" if local else ", or a refusal that is meant"),
+                    told(outcome),
+                    (f"{kind}, {mix(layers)}",),
+                )
+            continue
+        groups = outcome["value"]["groups"]
+        if [sorted(listed(group)) for group in groups] != [sorted(layers)]:
+            raise LawBroken(
+                f"one group of {', '.join(layers)}",
+                "; ".join(", ".join(listed(group)) for group in groups),
+                (f"groups, {mix(layers)}",),
+            )
+        managers = {str(layer["manager"]) for layer in groups[0]["layers"]}
+        if managers != {str(groups[0]["manager"])}:
+            raise LawBroken(
+                f"the manager of the group, {groups[0]['manager']}, for each of its layers",
+                ", ".join(sorted(managers)),
+                (f"managers, {mix(layers)}",),
+            )
+    return judged
+
+
 def unregistered_refused(runs: Runs) -> int:
     """A plan with a layer of an unregistered class is refused by an error that names both."""
     unknown = {
@@ -358,6 +398,19 @@ LAWS = [
         sources=("vLLM PR 37505",),
         workload="models.plans",
         check=page_unified,
+    ),
+    Law(
+        id="plan.one-group",
+        level=Level.SAFETY,
+        statement=(
+            "Where an engine is to manage all layers as full attention, they form one group with one "
+            "manager, or the refusal is one that is meant; full attention, windows and chunks with blocks of "
+            "one size are not refused."
+        ),
+        why="Who turns groups off, since a connector knows a single one, gets several, or no start.",
+        sources=("vLLM's option disable_hybrid_kv_cache_manager",),
+        workload="models.one-group",
+        check=one_group,
     ),
     Law(
         id="plan.inputs-unchanged",

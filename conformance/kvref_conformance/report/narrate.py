@@ -68,6 +68,8 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
             return f"the keys of blocks of {_value(size)} tokens of a request, {told}"
         case {"op": "planner.groups", "args": {"layers": dict() as layers}}:
             return f"group the layers {_mapping(layers, ': ', labels)}"
+        case {"op": "planner.one_group", "args": {"layers": dict() as layers}}:
+            return f"put the layers {_mapping(layers, ': ', labels)} into one group"
         case {"op": "planner.config", "args": {"layers": dict() as layers, **limits}}:
             told = _mapping({str(name): value for name, value in limits.items()}, "=")
             return f"plan the layers {_mapping(layers, ': ', labels)} with {told}"

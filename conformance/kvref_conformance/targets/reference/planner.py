@@ -30,10 +30,18 @@ BLOCKS = 2048
 
 
 def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
+    return grouped(layers, disable_hybrid_kv_cache_manager=False)
+
+
+def one_group(layers: Mapping[str, SpecDescriptor]) -> Plan:
+    return grouped(layers, disable_hybrid_kv_cache_manager=True)
+
+
+def grouped(layers: Mapping[str, SpecDescriptor], disable_hybrid_kv_cache_manager: bool) -> Plan:
     specs = make_all(layers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BlockSizeWarning)
-        planned = kvref.planning.get_kv_cache_groups(specs)
+        planned = kvref.planning.get_kv_cache_groups(specs, disable_hybrid_kv_cache_manager)
     return {"groups": groups_in_words(planned), "given": {name: facts(spec) for name, spec in specs.items()}}
 
 

@@ -39,6 +39,15 @@ def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
     return {"groups": groups_in_words(planned), "given": {name: facts(spec) for name, spec in specs.items()}}
 
 
+def one_group(layers: Mapping[str, SpecDescriptor]) -> Plan:
+    specs = make_all(layers)
+    engine = engine_config(specs, 128, 128)
+    engine.scheduler_config.disable_hybrid_kv_cache_manager = True
+    # In a mapping of its own, in which vLLM replaces windows by full attention.
+    planned = kv_cache_utils.get_kv_cache_groups(engine, dict(specs))
+    return {"groups": groups_in_words(planned), "given": {name: facts(spec) for name, spec in specs.items()}}
+
+
 def config(
     layers: Mapping[str, SpecDescriptor], memory: int, max_model_len: int, max_in_flight_tokens: int
 ) -> SizedPlan:

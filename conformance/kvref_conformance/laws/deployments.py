@@ -268,23 +268,20 @@ def enough_memory(runs: Runs) -> int:
 
     How large a block is in all layers follows from how many there are in other memory.
     """
+    capacities = [event for event in answered(runs, "planner.capacity") if "value" in event["outcome"]]
     judged = 0
-    enough: int | None = None
-    for event in [event for events in runs for event in events]:
-        outcome = event["outcome"]
-        if event["op"] == "planner.capacity" and "value" in outcome:
-            plan = outcome["value"]
-            needed = sum(plan["blocks_per_request"]) + 1
-            enough = -(-event["args"]["memory"] // plan["num_blocks"]) * needed
-        if event["op"] != "planner.config" or enough is None or "died" in outcome:
+    for event in answered(runs, "planner.config") if capacities else []:
+        memory, plan = capacities[0]["args"]["memory"], capacities[0]["outcome"]["value"]
+        needed = sum(plan["blocks_per_request"]) + 1
+        given = event["args"]["memory"]
+        if given < -(-memory // plan["num_blocks"]) * needed:
             continue
-        layers, memory = event["args"]["layers"], event["args"]["memory"]
-        judged += memory >= enough
-        if memory >= enough and "error" in outcome:
+        judged += 1
+        if "error" in event["outcome"]:
             raise LawBroken(
-                f"a plan, as {memory} bytes hold the {needed} blocks of one request and the null block",
-                told(outcome),
-                (mix(layers),),
+                f"a plan, as {given} bytes hold the {needed} blocks of one request and the null block",
+                told(event["outcome"]),
+                (mix(event["args"]["layers"]),),
             )
     return judged
 

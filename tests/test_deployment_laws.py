@@ -7,6 +7,7 @@ import pytest
 from kvref_conformance.laws import LawBroken
 from kvref_conformance.laws.deployments import (
     constructible,
+    enough_memory,
     lcm_bounded,
     reports_agree,
     scheduler_block,
@@ -280,7 +281,7 @@ def capacity(concurrency: float, tokens: int | None, *needs: int, sinks: int = 0
         del told["worker"]["num_tokens"]
     value = {"num_blocks": 41, "blocks_per_request": list(needs), "told": told}
     layers = {"a": full(sink_len=sinks)} if sinks else LAYERS
-    return answer("planner.capacity", value, layers=layers, max_model_len=100)
+    return answer("planner.capacity", value, layers=layers, memory=4199, max_model_len=100)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +317,16 @@ def test_reports_agree(events: list[Event], wrong: str) -> None:
 
 def test_no_plan_no_report() -> None:
     assert reports_agree([[error("planner.capacity", layers=LAYERS)] * 2]) == 0
+
+
+def test_memory_for_one_request() -> None:
+    told = capacity(4.0, 400, 8, 2)  # 41 blocks in 4199 bytes: no block has more than 103
+    judged = answer("planner.config", None, layers=LAYERS, memory=11 * 103)
+    assert enough_memory([[told, told, judged]]) == 1
+    assert enough_memory([[told, error("planner.config", layers=LAYERS, memory=11 * 103 - 1)]]) == 0
+    assert enough_memory([[error("planner.config", layers=LAYERS, memory=11 * 103)]]) == 0
+    refused = error("planner.config", layers=LAYERS, memory=11 * 103)
+    assert facets(enough_memory, told, refused) == ("FullAttentionSpec and SlidingWindowSpec",)
 
 
 # --- construction

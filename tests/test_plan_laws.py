@@ -7,6 +7,7 @@ import pytest
 from kvref_conformance.laws import LawBroken
 from kvref_conformance.laws.plan import (
     inputs_unchanged,
+    one_group,
     one_manager,
     order_free,
     page_unified,
@@ -99,6 +100,34 @@ def test_partition(outcome: dict[str, Any], wrong: tuple[str, ...]) -> None:
 def test_one_manager(manager: str | None) -> None:
     mixed = planned(group(manager, a=A, b=B))
     assert facets(one_manager, plan(mixed)) == ("FullAttentionSpec and SlidingWindowSpec",)
+
+
+def managed_alike(outcome: dict[str, Any], layers: dict[str, Spec] | None = None) -> Event:
+    return {"op": "planner.one_group", "args": {"layers": layers or LAYERS}, "outcome": outcome}
+
+
+OTHERS = {"a": FULL, "b": {"class": "MambaSpec", "fields": {"block_size": 16}}}
+LONGER = {"a": FULL, "b": {**WINDOW, "fields": {"block_size": 32}}}
+
+
+def test_layers_managed_alike() -> None:
+    assert one_group([[managed_alike(TOGETHER)]]) == 1
+    assert one_group([[managed_alike(refused("ValueError"), layers) for layers in (OTHERS, LONGER)]]) == 2
+    assert one_group([[plan(APART), managed_alike({"died": "of old age"})]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "layers", "wrong"),
+    [
+        (APART, LAYERS, "groups, FullAttentionSpec and SlidingWindowSpec"),
+        (planned(group(a=A)), LAYERS, "groups, FullAttentionSpec and SlidingWindowSpec"),
+        (planned(group("N", a=A, b=B)), LAYERS, "managers, FullAttentionSpec and SlidingWindowSpec"),
+        (refused("ValueError"), LAYERS, "ValueError, FullAttentionSpec and SlidingWindowSpec"),
+        (refused("KeyError"), OTHERS, "KeyError, FullAttentionSpec and MambaSpec"),
+    ],
+)
+def test_one_group(outcome: dict[str, Any], layers: dict[str, Spec], wrong: str) -> None:
+    assert facets(one_group, managed_alike(outcome, layers)) == (wrong,)
 
 
 def test_pages_of_one_group_may_differ() -> None:

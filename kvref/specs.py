@@ -656,13 +656,12 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
     """Spec of each layer by its name; copied, and immutable from then on."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.kv_cache_specs, Mapping) and not isinstance(self.kv_cache_specs, _LayerSpecs):
-            object.__setattr__(self, "kv_cache_specs", _LayerSpecs(self.kv_cache_specs))
+        _require_type(self, "kv_cache_specs", Mapping)
+        object.__setattr__(self, "kv_cache_specs", _LayerSpecs(self.kv_cache_specs))
         super().__post_init__()
 
     def check_fields(self) -> None:
         super().check_fields()
-        _require_type(self, "kv_cache_specs", Mapping)
         if not self.kv_cache_specs:
             raise InvalidSpecError(f"{type(self).__name__}.kv_cache_specs is empty: give at least one layer")
         for layer_name, spec in self.kv_cache_specs.items():
@@ -702,11 +701,6 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
             return None
         first = next(iter(kv_cache_specs.values()))
         return cls(block_size=first.block_size, kv_cache_specs=kv_cache_specs)
-
-    @property
-    def unpadded_page_size_bytes(self) -> int:
-        """Bytes of all layers' pages that carry content."""
-        return sum(spec.unpadded_page_size_bytes for spec in self.kv_cache_specs.values())
 
     @property
     def page_size_bytes(self) -> int:

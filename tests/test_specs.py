@@ -670,7 +670,6 @@ def test_composite() -> None:
     composite = UniformTypeKVCacheSpecs.from_specs(layers)
     assert composite is not None
     assert composite.block_size == 16
-    assert composite.unpadded_page_size_bytes == 1024 + 512 + 512
     assert composite.page_size_bytes == 2048
     assert composite.max_memory_usage_bytes(LIMITS) == 63 * 2048
     layers["d"] = full()

@@ -456,6 +456,8 @@ def test_told() -> None:
         f"make a cache manager for the layers {told}, caching on, "
         "with scheduler_block_size=32, hash_block_size=16"
     )
+    alike = answer("planner.one_group", None, layers=layers)
+    assert describe_operation(alike) == f"put the layers {told} into one group"
     report = answer("planner.capacity", None, layers=layers, memory=9, backwards=True)
     assert describe_operation(report) == (
         f"report the capacity of a plan of {told} with memory=9, its groups listed backwards"

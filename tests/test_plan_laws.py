@@ -283,6 +283,7 @@ def test_what_died_is_for_another_law() -> None:
 def test_answers_that_the_laws_can_work_with() -> None:
     sized = stored(group(a=A), a=place())["outcome"]["value"]
     assert _is_answer("planner.groups", APART["value"])
+    assert _is_answer("planner.one_group", TOGETHER["value"])
     assert _is_answer("planner.config", sized)
     assert not _is_answer("planner.config", APART["value"])
     for broken in ({"storage": {"a": {}}}, {"tensors": ["1"]}, {"num_blocks": None}):

@@ -48,6 +48,8 @@ MergeRule = Callable[[Sequence[Any]], Any]
 
 _SCALE_BYTES = torch.float32.itemsize
 _MAMBA_CACHE_MODES = ("none", "all", "align")
+_STEPS_IN_FLIGHT = 2
+"""Steps that run at a time where outputs are not waited for."""
 
 
 class KVQuantMode(IntEnum):
@@ -89,14 +91,11 @@ class MemoryLimits:
     """Tokens that may be scheduled and not yet confirmed computed, over all steps in flight."""
     max_encoder_tokens: int = 0
     """Encoder tokens of one request that cross attention may attend to."""
-    max_concurrent_batches: int = 2
-    """Steps that may be in flight at a time; two, where outputs are not waited for."""
 
     def __post_init__(self) -> None:
         _require_int(self, "max_model_len", 1)
         _require_int(self, "max_in_flight_tokens", 0)
         _require_int(self, "max_encoder_tokens", 0)
-        _require_int(self, "max_concurrent_batches", 1)
 
 
 def one_if_any(values: Sequence[Any]) -> Any:
@@ -610,7 +609,7 @@ class MambaSpec(PaddedKVCacheSpec):
         the tokens in flight are held.
         """
         if self.mamba_cache_mode == "align":
-            states = 1 + limits.max_concurrent_batches
+            states = 1 + _STEPS_IN_FLIGHT
         else:
             states = min(
                 _cdiv(limits.max_model_len, self.block_size),

@@ -52,8 +52,7 @@ def _formats(description: Description, info: SpecClassInfo) -> list[dict[str, An
     """Fields of storage formats: plain, packed as a backend may tell, quantised with scales in the page."""
     defaults = {field["name"]: field.get("default") for field in info["fields"]}
     formats: list[dict[str, Any]] = [{}]
-    if "state_content_bytes" in defaults:
-        formats.append({"state_content_bytes": 656})
+    formats += [{field: 656} for field in ("state_content_bytes", "tq_slot_size") if field in defaults]
     # Elsewhere the scales are part of what a backend packs.
     mode = defaults.get("kv_quant_mode")
     if description["capabilities"].get("quant_scales") and isinstance(mode, dict):

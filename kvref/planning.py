@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import zip_longest
 from math import gcd, lcm
 from typing import Any
 
@@ -411,11 +412,9 @@ def _tensor_pages(groups: Sequence[KVCacheGroupSpec]) -> list[tuple[int, list[st
     """The size of a page, and the layers, of each tensor."""
     if len(groups) == 1:
         return [(groups[0].spec_of(name).page_size_bytes, [name]) for name in groups[0].owning_layers]
-    layers = [group.owning_layers for group in groups]
-    page = groups[0].kv_cache_spec.page_size_bytes if groups else 0
+    rows = zip_longest(*(group.owning_layers for group in groups))
     return [
-        (page, [names[row] for names in layers if row < len(names)])
-        for row in range(max(map(len, layers), default=0))
+        (groups[0].kv_cache_spec.page_size_bytes, [name for name in row if name is not None]) for row in rows
     ]
 
 

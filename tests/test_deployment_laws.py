@@ -316,7 +316,10 @@ def test_reports_agree(events: list[Event], wrong: str) -> None:
 
 
 def test_no_plan_no_report() -> None:
-    assert reports_agree([[error("planner.capacity", layers=LAYERS)] * 2]) == 0
+    refused = error("planner.capacity", "KeyError", layers=LAYERS, memory=9)
+    assert reports_agree([[refused, refused, error("planner.config", layers=LAYERS, memory=9)]]) == 0
+    made = answer("planner.config", None, layers=LAYERS, memory=9)
+    assert facets(reports_agree, refused, made) == ("refused, KeyError",)
 
 
 def test_memory_for_one_request() -> None:

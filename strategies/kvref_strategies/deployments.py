@@ -108,7 +108,10 @@ def can_cache(description: Description, specs: list[SpecDescriptor]) -> bool:
 
 
 def capacity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Ask what a plan amounts to, with its groups in either order; then plan for what one request takes."""
+    """Ask what a plan amounts to, with its groups in either order; then plan for what one request takes.
+
+    Where that is not told, plan for the same memory: there may be no plan either.
+    """
     model = draw_model(draw, stage, description, subject, 1)
     if model is None:
         return
@@ -119,8 +122,8 @@ def capacity(draw: Draw, stage: Stage, description: Description, subject: str) -
         )
     if "value" in told:
         plan = told["value"]
-        enough = -(-memory // plan["num_blocks"]) * (sum(plan["blocks_per_request"]) + 1)
-        stage.perform("planner.config", layers=model.layers, memory=enough, **LIMITS)
+        memory = -(-memory // plan["num_blocks"]) * (sum(plan["blocks_per_request"]) + 1)
+    stage.perform("planner.config", layers=model.layers, memory=memory, **LIMITS)
 
 
 _PARTS = ("specs", "specs.derive", "planner")

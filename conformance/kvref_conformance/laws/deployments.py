@@ -7,7 +7,7 @@ from math import lcm
 from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
-from kvref_conformance.laws.plan import INTERNAL_ERRORS, listed, mix, plans, refuse_uncovered
+from kvref_conformance.laws.plan import INTERNAL_ERRORS, listed, made, mix, plans, refuse_uncovered
 from kvref_conformance.laws.registry import told
 from kvref_conformance.results import Level
 
@@ -227,8 +227,12 @@ def reports_agree(runs: Runs) -> int:
     """
     judged = 0
     first: tuple[Any, ...] | None = None
+    planned = [event["args"]["memory"] for event in made(runs) if event["op"] == "planner.config"]
     for event in answered(runs, "planner.capacity"):
         if "value" not in event["outcome"]:
+            if event["args"]["memory"] in planned:
+                kind = event["outcome"]["error"]["type"]
+                raise LawBroken("a report, as there is a plan", told(event["outcome"]), (f"refused, {kind}",))
             continue
         arguments, answer = event["args"], event["outcome"]["value"]
         reports = answer["told"]
@@ -362,8 +366,8 @@ LAWS = [
         id="plan.reports-agree",
         level=Level.SAFETY,
         statement=(
-            "Reported concurrency and token capacity follow from the blocks of the plan, do not depend on "
-            "the order of the groups, and are the same whoever is asked."
+            "Concurrency and token capacity are reported of each plan, follow from its blocks, do not depend "
+            "on the order of the groups, and are the same whoever is asked."
         ),
         why="Whoever sizes a deployment by them gets one that holds fewer requests, or pays for too much.",
         sources=("vLLM PR 48317", "vLLM issue 40691"),

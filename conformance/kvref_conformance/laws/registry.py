@@ -315,12 +315,19 @@ def order_free(runs: Runs) -> int:
 
 
 def total(runs: Runs) -> int:
-    """Whatever is legal once the built-ins are there is done; the first process asks for nothing else."""
+    """Whatever is legal once the built-ins are there is done; the first process asks for little else."""
+    judged, registered = 0, set()
     for event in runs[0]:
+        if is_registration(event):
+            registered.add(event["args"]["spec_class"])
+        # Not each of the target's own classes needs to be registered.
+        if event["op"] == "registry.override" and event["args"]["spec_class"] not in registered:
+            continue
+        judged += 1
         if "error" in event["outcome"]:
             asked = ", ".join(f"{name}={value}" for name, value in event["args"].items())
             raise LawBroken(f"{event['op']}({asked}) done", told(event["outcome"]), (event["op"],))
-    return sum("value" in event["outcome"] for event in runs[0])
+    return judged
 
 
 def every_process(runs: Runs) -> int:
@@ -470,7 +477,8 @@ LAWS = [
         level=Level.SAFETY,
         statement=(
             "Once the built-ins are there, classes can be registered by a call, a decorator or the hook of a "
-            "platform, overridden where the registry can do that, and looked up."
+            "platform, what was registered by a call can be overridden where the registry can do that, and "
+            "all classes can be looked up."
         ),
         why="An engine with a plugin does not start.",
         sources=("vLLM PR 37505", "vLLM RFC 36668"),

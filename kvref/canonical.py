@@ -63,11 +63,9 @@ def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
     refs: list[tuple[CanonicalKVCacheRef, ...]] = []
     for group in placement.config.kv_cache_groups:
         own: list[CanonicalKVCacheRef] = []
-        for name in group.owning_layers:
-            placed = placement.layers.get(name)
-            if placed is None:  # the runner's alone
-                continue
-            buffer, start, pages = placed
+        # Layers that are the runner's alone have no memory here.
+        for name in filter(placement.layers.__contains__, group.owning_layers):
+            buffer, start, pages = placement.layers[name]
             stride = pages.block_stride
             # Pages in several pieces have none.
             padding = pages.page_size_bytes - pages.content_size_bytes

@@ -347,8 +347,8 @@ def _pages(
                 tuple(dense[axis] for axis in layout.axes),
             )
         ]
-        extents = [(look.sizes[axis], dense[axis] * size) for axis in look.sizes]
-        runs = _runs([*extents, (look.kernel_blocks, dense["B"] * size)], size)
+        extents = [(dense[axis] * size, look.sizes[axis]) for axis in look.sizes]
+        runs = _runs([*extents, (dense["B"] * size, look.kernel_blocks)], size)
     else:
         content = spec.unpadded_page_size_bytes
         parts: Sequence[tuple[tuple[int, ...], torch.dtype]] = [((content,), torch.int8)]
@@ -377,9 +377,9 @@ def _in_elements(size: int, dtype: torch.dtype) -> int:
 
 
 def _runs(extents: Sequence[tuple[int, int]], itemsize: int) -> list[Run]:
-    """The bytes of an array with these sizes and strides, in as few pieces as there are."""
+    """The bytes of an array with these strides and sizes, in as few pieces as there are."""
     together, starts = itemsize, [0]
-    for size, stride in sorted(extents, key=lambda extent: extent[1]):
+    for stride, size in sorted(extents):
         if size == 1:
             continue
         if stride == together:

@@ -85,7 +85,7 @@ class OffloadingConnector:
         self._submit(job, _Job(False, group, list(block_pairs)))
 
     def _submit(self, name: str, job: _Job) -> None:
-        if name in self._queued or name in self._running:
+        if name in {**self._queued, **self._running}:
             raise InvalidRequestError(f"there is a job {name!r} already, which is not done")
         blocks, places = [block for block, _ in job.block_pairs], [place for _, place in job.block_pairs]
         check_blocks(self._device, job.group, blocks)

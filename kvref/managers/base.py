@@ -317,7 +317,7 @@ class SingleTypeKVCacheManager:
 
     def _is_useful(self, place: int) -> bool:
         """Whether a hit can need the block there: one that ends next, or one that ends just before."""
-        if self.block_size == self.scheduler_block_size:
+        if self.prefix_closed:
             return True
         start = place * self.block_size
         next_end = self._aligned(start) + self.scheduler_block_size

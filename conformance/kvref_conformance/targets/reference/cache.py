@@ -53,10 +53,9 @@ def create(
     CURRENT.manager, CURRENT.hasher, CURRENT.requests = manager, BlockHasher(hash_block_size), {}
     watch(manager)
     managers = manager.coordinator.single_type_managers
-    pool = manager.block_pool
     return {
         "null": NULL_BLOCK,
-        "reserved": sorted({*range(1, num_blocks)} - {*pool.get_all_free_blocks()}),
+        "reserved": [block for each in managers for block in getattr(each, "sink_blocks", ())],
         "alignment": scheduler_block_size,
         "caps": [each.max_admission_blocks_per_request for each in managers],
         "reports_new": [True for _ in managers],

@@ -373,11 +373,15 @@ def get_kv_cache_configs(
         num_blocks, worker = min(
             (available_memory[place] // of, place) for place, of in enumerate(block_bytes) if of
         )
-        why = f"has {available_memory[worker]} bytes, room for"
         if num_gpu_blocks_override is not None:
-            num_blocks, why = num_gpu_blocks_override, "gets by num_gpu_blocks_override"
+            num_blocks = num_gpu_blocks_override
         needed = 1 + sum(_num_blocks_of_request(group.kv_cache_spec, limits) for group in groups)
         if num_blocks < needed:
+            why = (
+                f"has {available_memory[worker]} bytes, room for"
+                if num_gpu_blocks_override is None
+                else "gets by num_gpu_blocks_override"
+            )
             raise InvalidConfigError(
                 f"worker {worker} with the layers {', '.join(kv_cache_specs[worker])} {why} {num_blocks} "
                 f"blocks, too few for a request of max_model_len {limits.max_model_len}: it needs {needed} "

@@ -70,6 +70,12 @@ def test_the_pytest_plugin_is_cheap_to_import() -> None:
     assert loaded_by("import kvref_conformance.plugin", {"torch", "hypothesis"}) == set()
 
 
+def test_crosshair_is_not_loaded_unless_it_is_asked_for() -> None:
+    told = "import kvref_conformance.cli, kvref_conformance.host, kvref_conformance.proofs as proofs"
+    assert loaded_by(f"{told}; proofs.contracts()", {"crosshair", "z3"}) == set()
+    assert loaded_by("import kvref_conformance.proofs.prover", {"crosshair", "z3"}) == {"crosshair", "z3"}
+
+
 def test_the_check_for_loaded_modules_sees_them() -> None:
     assert loaded_by("import hypothesis", {"torch", "hypothesis"}) == {"hypothesis"}
 

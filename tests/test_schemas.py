@@ -6,11 +6,13 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
+from kvref_conformance import proofs
 from kvref_conformance.results import Level, Status, Verdict
 from kvref_conformance.schemas import (
     BASELINE,
     FAULTS,
     FUZZ,
+    PROVE,
     REPORT,
     TRACE,
     InvalidDocument,
@@ -175,6 +177,22 @@ def faults() -> dict[str, Any]:
     }
 
 
+def prove() -> dict[str, Any]:
+    contract = {"claim": "A page is what it holds.", "seconds": 0.4, "counterexample": None}
+    return {
+        "schema": "kvref.prove/1",
+        "contracts": [
+            {**contract, "name": "pages.pages_are_aligned", "verdict": "proved"},
+            {
+                **contract,
+                "name": "pages.states_do_not_grow",
+                "verdict": "counterexample",
+                "counterexample": {"block_size": 131_071, "wide": True},
+            },
+        ],
+    }
+
+
 DOCUMENTS = {
     "trace": trace,
     "baseline": baseline,
@@ -182,6 +200,7 @@ DOCUMENTS = {
     "profile": profile,
     "fuzz": fuzz,
     "faults": faults,
+    "prove": prove,
 }
 
 
@@ -193,6 +212,7 @@ def test_every_shipped_schema_is_a_schema_and_has_a_document_here() -> None:
         "baseline": BASELINE,
         "fuzz": FUZZ,
         "faults": FAULTS,
+        "prove": PROVE,
     }
     for name, versioned in versions.items():
         document = schema(name)
@@ -225,6 +245,8 @@ def test_the_vocabulary_is_that_of_results() -> None:
     assert document["$defs"]["status"]["enum"] == [status.value for status in Status]
     assert row["level"]["enum"] == [level.value for level in Level]
     assert document["properties"]["verdict"]["enum"] == [verdict.value for verdict in Verdict]
+    contract = schema("prove")["$defs"]["contract"]["properties"]
+    assert contract["verdict"]["enum"] == [verdict.value for verdict in proofs.Verdict]
 
 
 def test_traces_and_baselines_agree_on_runs() -> None:
@@ -253,6 +275,9 @@ def test_traces_and_baselines_agree_on_runs() -> None:
         ("profile", ("gap", 0, "subject"), "", "$.gap[0].subject"),
         ("profile", ("stubs", 0), "a-b", "$.stubs[0]"),
         ("profile", ("strategies", "VendorSpec", "lanes"), 4, "$.strategies.VendorSpec.lanes"),
+        ("prove", ("contracts", 0, "verdict"), "counterexample", "$.contracts[0].counterexample"),
+        ("prove", ("contracts", 1, "verdict"), "proved", "$.contracts[1].counterexample"),
+        ("prove", ("contracts", 1, "counterexample", "wide"), "yes", "$.contracts[1].counterexample.wide"),
         ("report", ("laws", 0, "status"), "passed", "$.laws[0].status"),
         ("report", ("laws", 0, "trace"), "traces/../../x.json", "$.laws[0].trace"),
         ("report", ("laws", 0, "repro"), "/tmp/x.py", "$.laws[0].repro"),

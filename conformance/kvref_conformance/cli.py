@@ -1,4 +1,4 @@
-"""The command line: `kvref check | fuzz | laws | doctor | replay | faults | hosts | matrix`."""
+"""The command line: `kvref check | fuzz | prove | laws | doctor | replay | faults | hosts | matrix`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from kvref_conformance.laws import LAWS
 from kvref_conformance.options import (
     Choice,
     as_duration,
+    as_seconds,
     as_writable,
     baseline_option,
     depth_option,
@@ -39,6 +40,7 @@ from kvref_conformance.options import (
     subjects_option,
     target_options,
 )
+from kvref_conformance.prove import document, exit_code, prove as prove_all, select
 from kvref_conformance.reached import needs_library
 from kvref_conformance.report import claim, progress, render, render_laws, write_report
 from kvref_conformance.report.doctor import render_target
@@ -46,6 +48,7 @@ from kvref_conformance.report.faults import page as fault_page, render_faults
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.fuzzing import render_fuzz, watching
 from kvref_conformance.report.lawbook import laws_page
+from kvref_conformance.report.proving import render_count, render_proof
 from kvref_conformance.report.text import slug, visible
 from kvref_conformance.results import EXIT_CODES, Verdict
 from kvref_conformance.runner import Options
@@ -228,6 +231,56 @@ def fuzz(
     if interrupted:
         context.exit(EXIT_INTERRUPTED)
     context.exit(1 if store.findings else 0)
+
+
+@cli.command()
+@click.option("--only", "patterns", multiple=True, metavar="GLOB", help="Only these, e.g. 'memory.*'.")
+@click.option(
+    "--limit",
+    default=20.0,
+    show_default=True,
+    callback=as_seconds,
+    help="Seconds that each contract gets.",
+)
+@jobs_option
+@click.option("--json", "as_json", is_flag=True, help="Print a document (schema kvref.prove/1).")
+@click.pass_context
+def prove(context: click.Context, patterns: tuple[str, ...], limit: float, jobs: int, as_json: bool) -> None:
+    """Prove what is claimed of the reference's arithmetic, or find numbers for which it does not hold.
+
+    A claim is a contract: a function of numbers, in kvref_conformance.proofs, that says whether it holds for
+    them. CrossHair runs it with numbers that are not known yet, and has a solver say which ways through the
+    code are possible. Each contract comes to one of these:
+
+    \b
+      proved             it holds for all numbers that it is about: every way was followed
+      no counterexample  none was found in the time that there was (--limit)
+      counterexample     it does not hold for the numbers told; Python, without CrossHair, says so as well
+
+    \b
+      kvref prove                                all of them, about a minute
+      kvref prove --only 'pages.*'               those of one area: pages, memory, rules, planning, addresses
+      kvref prove --only 'rules.*' --limit 120   with more time to prove what takes more
+
+    \b
+    Exit codes:  0  there is no counterexample
+                 1  there is one
+                 2  bad usage, or CrossHair is not installed
+                 3  a contract could not be examined
+    """
+    chosen = select(patterns)
+    console, proofs = Console(), []
+    with progress(Console(stderr=True)) as watcher, closing(prove_all(chosen, limit, jobs, watcher)) as found:
+        for proof in found:
+            proofs.append(proof)
+            if not as_json:
+                render_proof(proof, console)
+    proofs.sort(key=lambda proof: chosen.index(proof.contract))
+    if as_json:
+        click.echo(json.dumps(document(proofs), indent=1))
+    else:
+        render_count(proofs, console)
+    context.exit(exit_code(proofs))
 
 
 @cli.command()

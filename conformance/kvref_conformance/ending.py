@@ -14,6 +14,7 @@ import click
 from kvref_conformance import baseline as baselines, fault_matrix, hosts as releases, schemas
 from kvref_conformance.check import NoSuchLaw
 from kvref_conformance.profile import ProfileError
+from kvref_conformance.prove import CannotProve
 from kvref_conformance.reached import CannotMeasure
 from kvref_conformance.report import ForeignDirectory
 from kvref_conformance.report.text import visible, visible_lines
@@ -36,6 +37,7 @@ _REFUSED = (
     ProfileError,
     NotJudged,
     CannotMeasure,
+    CannotProve,
     ForeignDirectory,
     releases.HostError,
     baselines.BaselineError,

@@ -120,7 +120,8 @@ class _Plain:
     def _tell_now_and_then(self) -> None:
         if self._clock() - self._last >= _SECONDS_BETWEEN_LINES:
             running = ", ".join(
-                f"{visible(name, _LONGEST_NAME)} ({count} examples)" for name, count in self._running.items()
+                visible(name, _LONGEST_NAME) + (f" ({count} examples)" if count else "")
+                for name, count in self._running.items()
             )
             self._say(f"{self._done} units done" + (f"; running {running}" if running else ""))
 

@@ -1,0 +1,193 @@
+"""What managers keep and find: tokens behind a window or chunk, tables, keys, hashes of larger blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kvref.hashing import MultiModalItem, hashes_at
+from kvref.managers import (
+    ChunkedLocalAttentionManager,
+    MambaManager,
+    SingleTypeKVCacheManager,
+    SlidingWindowManager,
+)
+from kvref.managers.base import Slots
+from kvref.pool import BlockPool
+from kvref.specs import ChunkedLocalAttentionSpec, MambaSpec, SlidingWindowSpec
+
+
+def windowed(
+    block_size: int, window: int, extra: int = 0, hits_of: int | None = None, eagle: bool = False
+) -> SlidingWindowManager:
+    spec = SlidingWindowSpec(
+        block_size=block_size,
+        num_kv_heads=1,
+        head_size=1,
+        dtype=torch.float16,
+        sliding_window=window,
+        extra_retained_tokens=extra,
+    )
+    return SlidingWindowManager(spec, block_pool=BlockPool(1), scheduler_block_size=hits_of, use_eagle=eagle)
+
+
+def chunked(block_size: int, chunk: int) -> ChunkedLocalAttentionManager:
+    spec = ChunkedLocalAttentionSpec(
+        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float16, attention_chunk_size=chunk
+    )
+    return ChunkedLocalAttentionManager(spec, block_pool=BlockPool(1))
+
+
+def recurrent(block_size: int, mode: str, drafts: int) -> MambaManager:
+    spec = MambaSpec(
+        block_size=block_size,
+        shapes=((4, 8),),
+        dtypes=(torch.float16,),
+        mamba_cache_mode=mode,
+        num_speculative_blocks=drafts,
+    )
+    return MambaManager(spec, block_pool=BlockPool(1))
+
+
+def windows_skip_what_is_out_of_sight(window: int, computed: int, token: int) -> bool:
+    """A token is skipped exactly if the next one, and so each later one, is a window or more ahead of it.
+
+    pre: window >= 1 and 0 <= token < computed
+    post: _
+    """
+    skipped = token < windowed(1, window).get_num_skipped_tokens(computed)
+    return skipped == (computed - token >= window)
+
+
+def windows_retain_some_more(window: int, extra: int, computed: int, token: int) -> bool:
+    """Of the tokens before the window, as many as are to be retained are not skipped.
+
+    pre: window >= 1 and extra >= 0 and 0 <= token < computed
+    post: _
+    """
+    skipped = token < windowed(1, window, extra).get_num_skipped_tokens(computed)
+    return skipped == (computed - extra - token >= window)
+
+
+def chunks_skip_earlier_chunks(chunk: int, computed: int, token: int) -> bool:
+    """A token is skipped exactly if it is in an earlier chunk than the next token.
+
+    pre: chunk >= 1 and 0 <= token < computed
+    post: _
+    """
+    skipped = token < chunked(1, chunk).get_num_skipped_tokens(computed)
+    return skipped == (token // chunk < computed // chunk)
+
+
+def states_skip_all_but_the_last(computed: int, token: int) -> bool:
+    """For a recurrent layer a token is skipped exactly if another one has been computed after it.
+
+    pre: 0 <= token < computed
+    post: _
+    """
+    skipped = token < recurrent(1, "none", 0).get_num_skipped_tokens(computed)
+    return skipped == (token + 1 < computed)
+
+
+def nothing_is_skipped_before_it_is_computed(kind: int, size: int, computed: int, later: int) -> bool:
+    """The skipped tokens are some of those computed, and stay skipped.
+
+    pre: 0 <= kind < 3 and size >= 1 and 0 <= computed <= later
+    post: _
+    """
+    managers: Sequence[Callable[[], SingleTypeKVCacheManager]] = (
+        lambda: windowed(1, size),
+        lambda: chunked(1, size),
+        lambda: recurrent(1, "none", 0),
+    )
+    manager = managers[kind]()
+    skipped = manager.get_num_skipped_tokens(computed)
+    return 0 <= skipped <= computed and skipped <= manager.get_num_skipped_tokens(later)
+
+
+def tables_have_a_place_for_each_token(block_size: int, tokens: int) -> bool:
+    """A table is as short as it can be with a place for each token.
+
+    pre: block_size >= 1 and tokens >= 0
+    post: _
+    """
+    length = windowed(block_size, 1).table_length(Slots(tokens, tokens))
+    return (length - 1) * block_size < tokens <= length * block_size
+
+
+def tables_of_states_have_room_for_drafts(block_size: int, tokens: int, drafts: int, align: bool) -> bool:
+    """Behind the block of the last token there are those of drafts, and no others.
+
+    pre: block_size >= 1 and tokens >= 0 and drafts >= 0
+    post: _
+    """
+    manager = recurrent(block_size, "align" if align else "all", drafts)
+    length = manager.table_length(Slots(tokens, tokens)) - drafts
+    return (length - 1) * block_size < tokens <= length * block_size
+
+
+def aligned_states_do_not_look_ahead(block_size: int, tokens: int, ahead: int) -> bool:
+    """Looking ahead takes no blocks of a recurrent layer of which a step writes one state.
+
+    pre: block_size >= 1 and tokens >= 0 and ahead >= 0
+    post: _
+    """
+    manager = recurrent(block_size, "align", 0)
+    return manager.table_length(Slots(tokens + ahead, tokens)) == manager.table_length(Slots(tokens, tokens))
+
+
+def blocks_that_a_hit_needs_get_keys(
+    size: int, several: int, window: int, hit: int, place: int, eagle: bool
+) -> bool:
+    """Each block that some hit needs, or with draft layers the one behind it, gets a key.
+
+    A hit ends behind a multiple of so many blocks, and needs those that its next token reads. Of blocks of 1,
+    16 and 48 tokens, and hits every 1, 2, 3 and 8 blocks.
+
+    pre: 0 <= size < 3 and 0 <= several < 4 and window >= 1 and hit >= 1 and place >= 0
+    post: _
+    """
+    block_size, blocks = (1, 16, 48)[size], (1, 2, 3, 8)[several]
+    manager = windowed(block_size, window, hits_of=blocks * block_size, eagle=eagle)
+    end = hit * blocks
+    # The last token of the block is less than a window before the one that comes next.
+    read = end * block_size - ((place + 1) * block_size - 1) < window
+    needed = (place < end and read) or (eagle and place == end)
+    return manager._is_useful(place) or not needed
+
+
+def hashes_are_those_at_the_ends_of_blocks(size: int, step: int, number: int, block: int) -> bool:
+    """The hash of a block is that of all tokens up to its end; blocks that are not full have none.
+
+    pre: 1 <= size <= 3 and 1 <= step <= 3 and 0 <= number <= 5 and 0 <= block <= 5
+    post: _
+    """
+    # Hash i is of the first (i + 1) * size tokens; here it says so itself.
+    hashes = [bytes([(place + 1) * size]) for place in range(number)]
+    found = hashes_at(hashes, size, size * step)
+    end = (block + 1) * size * step
+    return list(found[block : block + 1]) == ([bytes([end])] if end <= number * size else [])
+
+
+def hashes_from_a_block_on(step: int, number: int, start: int, stop: int) -> bool:
+    """The hashes from one block to another are those of all blocks without the ones before and after.
+
+    pre: 1 <= step <= 3 and 0 <= number <= 5 and 0 <= start <= stop <= 3
+    post: _
+    """
+    hashes = [bytes([place]) for place in range(number)]
+    every = list(hashes_at(hashes, 16, 16 * step))
+    part = list(hashes_at(hashes, 16, 16 * step, start, stop))
+    return part == every[start:stop] and list(hashes_at(hashes, 16, 16 * step, start)) == every[start:]
+
+
+def embeddings_are_where_the_item_is(offset: int, start: int, position: int) -> bool:
+    """Of an item of three placeholders, each has its own embedding, in whatever block it lies.
+
+    pre: offset >= 0 and start >= 0 and 0 <= position - start < 4
+    post: _
+    """
+    item = MultiModalItem("image", offset, 3)
+    numbers = [number for place, number in item.embeddings_at(start, start + 4) if place == position]
+    return numbers == ([position - offset] if 0 <= position - offset < 3 else [])

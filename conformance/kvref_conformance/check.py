@@ -7,26 +7,48 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
 from kvref_conformance import baseline as baselines, hosts
 from kvref_conformance.baseline import NO_BASELINE, Baseline, BaselineError
-from kvref_conformance.laws import LAWS
+from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.profile import NO_PROFILE, Profile, choose_profile
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result
 from kvref_conformance.runner import Options, Runner, flags_needed
 from kvref_conformance.targets import DEFAULT_TARGET, check_name, plugin_of
 from kvref_conformance.worker import RunningHosts, TargetFailed, Worker, running_hosts
+from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
 DEVICES = ("cpu", "cuda")
 """Kinds of devices that tensors may be on, the default first."""
 
+BACKENDS = ("hypothesis", "crosshair")
+"""What chooses what is drawn, the default first."""
+
 
 class NoSuchLaw(ValueError):
     """A pattern that matches no law."""
+
+
+class BackendRefused(ValueError):
+    """A backend that cannot be had, or would have nothing to do."""
+
+
+def symbolic_laws(laws: Sequence[str]) -> list[str]:
+    """Those of the laws that CrossHair makes examples for. Raises `BackendRefused` where it cannot."""
+    if find_spec("hypothesis_crosshair_provider") is None:
+        raise BackendRefused("the backend crosshair comes with the extra: pip install 'kvref[symbolic]'")
+    every = [law.id for law in LAWS.values() if law is not ANSWERS and WORKLOADS[law.workload].symbolic]
+    if not (chosen := [law for law in every if law in laws]):
+        raise BackendRefused(
+            "the backend crosshair is for laws of what specs compute, and none of these was chosen: "
+            f"{', '.join(every)}"
+        )
+    return chosen
 
 
 def select_laws(patterns: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,14 @@ from kvref_conformance import (
     matrix as matrices,
     schemas,
 )
-from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, select_laws
+from kvref_conformance.check import (
+    BACKENDS,
+    NoSuchLaw,
+    choose_baseline,
+    loaded,
+    select_laws,
+    symbolic_laws,
+)
 from kvref_conformance.ending import EXIT_INTERRUPTED, Group
 from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
@@ -72,6 +79,13 @@ def cli() -> None:
 @depth_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after this long.")
 @seed_option
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default=BACKENDS[0],
+    show_default=True,
+    help="With crosshair, a solver searches the numbers of TARGET's specs, too (docs/prove.md).",
+)
 @device_option
 @click.option(
     "--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to."
@@ -103,6 +117,7 @@ def check(
     depth: str,
     budget: float | None,
     seed: int,
+    backend: str,
     device: str,
     report: Path | None,
     jobs: int,
@@ -128,14 +143,17 @@ def check(
     laws = select_laws(patterns)
     if report is not None:
         claim(report)
-    options = Options(laws, depth, seed, budget, jobs, strict, subjects)
+    searched = symbolic_laws(laws) if backend == "crosshair" else []
+    options = Options(laws, depth, seed, budget, jobs, strict, subjects, symbolic=bool(searched))
     worker, declared = choice.prepare()
-    worker = replace(worker, measured=measured)
+    worker = replace(worker, measured=measured, symbolic=bool(searched))
     with (
         progress(Console(stderr=True)) as watcher,
         loaded(worker, laws, watcher, declared, device=device) as one,
     ):
         result = one.check(options, choose_baseline(baseline, one.description), watcher)
+    if searched:
+        result.notes.append(f"CrossHair made examples, too, for {', '.join(searched)}")
     result.elapsed_seconds = time.monotonic() - started
     if report is not None:
         write_report(result, report)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from kvref_conformance import baseline as baselines, fault_matrix, hosts as releases, schemas
-from kvref_conformance.check import NoSuchLaw
+from kvref_conformance.check import BackendRefused, NoSuchLaw
 from kvref_conformance.profile import ProfileError
 from kvref_conformance.prove import CannotProve
 from kvref_conformance.reached import CannotMeasure
@@ -31,6 +31,7 @@ _POLITE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _REFUSED = (
     NoSuchLaw,
     NoSuchSubject,
+    BackendRefused,
     fault_matrix.NoSuchArea,
     UnknownTarget,
     TargetFailed,

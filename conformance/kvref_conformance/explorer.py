@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, strategies as st
@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvref_conformance.channel import Message
 from kvref_conformance.stage import Died, Stage
-from kvref_strategies.workload import Machine, Workload
+from kvref_strategies.workload import Machine, Script, Workload
 
 STEPS_PER_EXAMPLE = 20
 """Rules a state machine runs in one example."""
@@ -35,8 +35,11 @@ _SUPPRESSED = (
 """The time an example takes is the target's, and a law that drew nothing is told as such."""
 
 
-def _settings(examples: int, *phases: Phase, database: ExampleDatabase | None = None) -> hypothesis.settings:
+def _settings(
+    examples: int, *phases: Phase, database: ExampleDatabase | None = None, backend: str = "hypothesis"
+) -> hypothesis.settings:
     return hypothesis.settings(
+        backend=backend,
         max_examples=examples,
         phases=phases,
         deadline=None,
@@ -49,16 +52,26 @@ def _settings(examples: int, *phases: Phase, database: ExampleDatabase | None = 
 
 
 class Explorer:
-    """Makes the examples of one workload for one subject, from one seed."""
+    """Makes the examples of one workload for one subject, from one seed.
 
-    def __init__(self, workload: Workload, request: Message, new_stage: Callable[[], Stage]) -> None:
+    `backend` is that of Hypothesis, which chooses what is drawn.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        request: Message,
+        new_stage: Callable[[], Stage],
+        backend: str = "hypothesis",
+    ) -> None:
         self._workload = workload
         self._description = request["description"]
         self._subject: str = request["subject"]
         self._seed: int = request["seed"]
         self._examples: int = request["examples"]
         self._database: str = request.get("database", "")
-        self._new_stage = new_stage
+        self._backend = backend
+        self.new_stage = new_stage
 
     def explore(self, judge: Callable[[Stage], None], *, reduce: str = "") -> None:
         """Make every example and hand it to `judge`.
@@ -66,10 +79,11 @@ class Explorer:
         With `reduce`, shrink the first it objects to; it is the name under which that goes on if it was
         interrupted, where there is a database.
         """
-        settings = _settings(self._examples, Phase.generate)
+        settings = _settings(self._examples, Phase.generate, backend=self._backend)
         if reduce:
             phases = (Phase.reuse, Phase.generate, Phase.shrink)
-            settings = _settings(self._examples, *phases, database=self._kept(reduce))
+            kept = self._kept(reduce)
+            settings = _settings(self._examples, *phases, database=kept, backend=self._backend)
         examples = self._workload.examples
         with with_reporter(lambda _: None):
             if isinstance(examples, type):
@@ -80,16 +94,25 @@ class Explorer:
                 @settings
                 @hypothesis.given(data=st.data())
                 def example(data: st.DataObject) -> None:
-                    stage = self._new_stage()
-                    try:
-                        examples(data.draw, stage, self._description, self._subject)
-                    except Died:
-                        pass
-                    finally:
-                        stage.close()
-                    judge(stage)
+                    self.example(data, judge)
 
                 example()
+
+    def example(self, data: st.DataObject, judge: Callable[[Stage], None]) -> None:
+        """Make one example of a script."""
+        stage = self.new_stage()
+        self.perform(data, stage)
+        judge(stage)
+
+    def perform(self, data: st.DataObject, stage: Stage) -> None:
+        """Perform an example of a script, as far as the target lives."""
+        script = cast(Script, self._workload.examples)
+        try:
+            script(data.draw, stage, self._description, self._subject)
+        except Died:
+            pass
+        finally:
+            stage.close()
 
     def _kept(self, name: str) -> ExampleDatabase | None:
         """What was kept while this was reduced, in a folder of its own: names are no help to Hypothesis."""
@@ -102,7 +125,7 @@ class Explorer:
     def _run_machine(
         self, machine: type[Machine], settings: hypothesis.settings, judge: Callable[[Stage], None]
     ) -> None:
-        new_stage, description, subject = self._new_stage, self._description, self._subject
+        new_stage, description, subject = self.new_stage, self._description, self._subject
 
         class Judged(machine):  # type: ignore[misc, valid-type]
             def __init__(self) -> None:

@@ -29,6 +29,9 @@ from kvref_strategies.workload import Description
 DEPTHS = {"quick": 100, "standard": 500, "deep": 5000}
 """Examples of a workload for one subject, before its weight."""
 
+SYMBOLIC_SHARE = 4
+"""For so many examples there is one more of a backend that reasons about numbers, where one is asked for."""
+
 MAX_DEATHS = 6
 """Units whose death is replayed and reduced; further ones are named only."""
 
@@ -45,6 +48,8 @@ class Options:
     strict: bool = False
     subjects: tuple[str, ...] = ()
     """Globs; none for every subject."""
+    symbolic: bool = False
+    """Whether CrossHair makes examples, too, of workloads for which that makes sense."""
 
     def left_out(self, subject: str) -> bool:
         """Whether it is not among the subjects to be run; what has no subject is never left out."""
@@ -265,8 +270,12 @@ class Runner:
     def effort(self, unit: Unit) -> Effort:
         """How much the options ask of a unit."""
         depth, driven = self._options.depth, unit.workload.driven
+        symbolic = self._options.symbolic and unit.workload.symbolic
         return Effort(
-            self._options.seed, DEPTHS[depth], 0 if driven is None else driven.examples.get(depth, 0)
+            self._options.seed,
+            DEPTHS[depth],
+            0 if driven is None else driven.examples.get(depth, 0),
+            symbolic=DEPTHS[depth] // SYMBOLIC_SHARE if symbolic else 0,
         )
 
     def _unit_rows(self, unit: Unit, known: list[Known]) -> list[Row]:

@@ -3,7 +3,8 @@
 The first pass makes all examples and lets every law look at each of them, so that no failure hides
 another. Then each law and facet found broken, and not known, is searched again from the same seed with
 that one as the only judge, and Hypothesis reduces the example. What broke in driven examples alone is
-reduced by the driver.
+reduced by the driver. A backend that reasons about numbers, where one is asked for, makes further examples;
+what breaks in these alone is reduced at once.
 
 A unit of a fuzz tells what it sees broken at once, before it is reduced: the fuzz may end at any moment. A
 trial only asks when a law breaks first: nothing is reduced then.
@@ -121,14 +122,17 @@ def run_unit(target: Target, request: Message, channel: Channel, measure: Measur
     driver = Driver(asked, workload, request, journal)
     driven = _drive(driver, explorer.setups(request["driven"]), laws, report, enough)
     report.judged()
+    seen: set[tuple[str, str]] = set()
     for law in laws:
         found = findings["laws"][law.id]
         if not request["reduce"]:
             found["unreduced"], found["broken"] = sorted(found.pop("facets").union(driven[law.id])), []
             continue
         accepted = request["accepted"].get(law.id, ())
+        known = request["known"].get(law.id, ())
         drawn = found.pop("facets")
-        facets = sorted(drawn.union(driven[law.id]) - set(request["known"].get(law.id, ())))
+        facets = sorted(drawn.union(driven[law.id]) - set(known))
+        seen.update((law.id, facet) for facet in [*known, *facets])
         facets.sort(key=lambda facet: facet in accepted)
         found["broken"] = [
             _reduce(explorer, law, facet, report)
@@ -137,6 +141,11 @@ def run_unit(target: Target, request: Message, channel: Channel, measure: Measur
             for facet in facets[:MAX_FACETS]
         ]
         found["unreduced"] = facets[MAX_FACETS:]
+    if request["symbolic"] and not findings["died"]:
+        # It needs CrossHair, which takes its time to load, too.
+        from kvref_conformance.symbolic import SymbolicExplorer
+
+        _search(SymbolicExplorer(target, laws, workload, request, new_stage), laws, seen, report)
     channel.send({"findings": {**findings, **report.counted()}})
 
 
@@ -265,6 +274,52 @@ def _reduce(explorer: Explorer, law: Law, facet: str, report: Report) -> dict[st
     except (Flaky, HypothesisException) as error:
         smallest["unstable"] = f"{type(error).__name__}: the target answers differently when asked again"
     return smallest
+
+
+def _search(explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], report: Report) -> None:
+    """Search for ways of breaking laws that were not `seen`, until there is none, and reduce each when found.
+
+    Who is asked for one again need not come to it a second time.
+    """
+    findings = report.findings["laws"]
+    while len(seen) < MAX_FACETS * len(laws) and (found := _search_one(explorer, laws, seen, report)):
+        law, smallest = found
+        seen.add((law.id, smallest["facet"]))
+        findings[law.id]["broken"].append(smallest)
+
+
+def _search_one(
+    explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], report: Report
+) -> tuple[Law, dict[str, Any]] | None:
+    """The first new way in which an example breaks a law, and the smallest example of it that was found."""
+    findings = report.findings
+    found: tuple[Law, dict[str, Any]] | None = None
+
+    def first(stage: Stage) -> tuple[Law, dict[str, Any]] | None:
+        findings["examples"] += 1
+        broken = [(law, facet) for law in laws for facet in _judge(law, stage, findings)]
+        return next(((law, {"facet": facet}) for law, facet in broken if (law.id, facet) not in seen), None)
+
+    def judge(stage: Stage) -> None:
+        nonlocal found
+        report.progress()
+        found = found or first(stage)
+        if died := stage.died:
+            findings["died"] = {"how": died, "trace": stage.trace()}
+            raise _Stop
+        if found and (shown := _shown(found[0], stage, found[1]["facet"])):
+            found[1].update(shown)
+            raise _Found(shown["facet"])
+
+    try:
+        explorer.explore(judge, reduce="new")
+    except (_Found, _Stop):
+        pass
+    except (Flaky, HypothesisException) as error:
+        if found is None:
+            raise
+        found[1]["unstable"] = f"{type(error).__name__}: the target answers differently when asked again"
+    return found
 
 
 def _reduce_driven(driver: Driver, example: Example, law: Law, facet: str, report: Report) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class Effort:
     """Whether what breaks is made smaller."""
     until: tuple[str, ...] = ()
     """Laws that end the unit when one of them breaks."""
+    symbolic: int = 0
+    """Examples of a backend that reasons about numbers, before the weight."""
 
 
 def seed_of(root: int | str, workload: str, subject: str) -> int:
@@ -111,6 +113,7 @@ class Running:
             "seed": seed,
             "examples": max(1, round(effort.examples * unit.workload.weight)),
             "driven": effort.driven,
+            "symbolic": round(effort.symbolic * unit.workload.weight),
             "database": effort.database,
             "reduce": effort.reduce,
             "until": list(effort.until),

@@ -26,6 +26,19 @@ from kvref_conformance.targets import is_external
 OWN_PACKAGES = ("kvref", "kvref_conformance", "kvref_strategies")
 LENT_PACKAGES = ("hypothesis", "_hypothesis_globals", "_hypothesis_ftz_detector", "sortedcontainers")
 MEASURING_PACKAGES = ("coverage",)
+SYMBOLIC_PACKAGES = (
+    "hypothesis_crosshair_provider",
+    "crosshair",
+    "_crosshair_tracers",
+    "z3",
+    "typeshed_client",
+    "typing_inspect",
+    "mypy_extensions",
+    "typing_extensions",
+    "packaging",
+)
+"""What the backend `crosshair` needs besides."""
+
 LOAD_PATIENCE = 10
 """How many operation time-outs a target may take to import."""
 
@@ -46,7 +59,8 @@ class Worker:
 
     `timeout` is the longest an operation may take, in seconds. `stubs` are packages for hardware that is not
     there, in whose place a plugin finds mocks. `measured` are the modules of which is told what was reached;
-    none for the target's own, None where nothing is measured.
+    none for the target's own, None where nothing is measured. `symbolic` lends what the backend `crosshair`
+    needs.
     """
 
     target: str
@@ -55,6 +69,7 @@ class Worker:
     timeout: float = 30.0
     stubs: tuple[str, ...] = ()
     measured: tuple[str, ...] | None = None
+    symbolic: bool = False
 
     @property
     def import_paths(self) -> list[str]:
@@ -101,7 +116,7 @@ class Host:
             "measured": measured,
             # What measures has to be what reads it: the interpreter may have another version.
             "own": package_folders((*OWN_PACKAGES, *MEASURING_PACKAGES * (measured is not None))),
-            "lent": package_folders(LENT_PACKAGES),
+            "lent": package_folders(LENT_PACKAGES + SYMBOLIC_PACKAGES * self.worker.symbolic),
             "control": far.fileno(),
             "folder": str(self.folder),
         }

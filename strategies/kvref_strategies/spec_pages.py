@@ -12,6 +12,7 @@ from kvref_strategies.specs import (
     declares,
     descriptors,
     legal_block_sizes,
+    one_of,
     padded_page,
     spec_subjects,
     with_field,
@@ -33,7 +34,7 @@ def pages(draw: Draw, stage: Stage, description: Description, subject: str) -> N
     spec = _with_declared(description, draw(descriptors(info)))
     spec["fields"].update(draw(st.sampled_from(_formats(description, info))))
     built = stage.perform("specs.build", spec=spec)
-    sizes = st.sampled_from(legal_block_sizes(info, spec))
+    sizes = one_of(legal_block_sizes(info, spec))
     for block_size in draw(st.lists(sizes, max_size=2)):
         other = {**spec, "fields": {**spec["fields"], "block_size": block_size}}
         stage.perform("specs.build", spec=other)
@@ -107,9 +108,15 @@ WORKLOADS = [
         spec_subjects,
         pages,
         unobserved="its specs do not tell what this law compares",
+        symbolic=True,
     ),
-    Workload("specs.memory", ("specs", "specs.max_memory"), spec_subjects, memory, weight=0.4),
+    Workload("specs.memory", ("specs", "specs.max_memory"), spec_subjects, memory, weight=0.4, symbolic=True),
     Workload(
-        "specs.window-memory", ("specs", "specs.max_memory"), window_subjects, window_memory, weight=0.4
+        "specs.window-memory",
+        ("specs", "specs.max_memory"),
+        window_subjects,
+        window_memory,
+        weight=0.4,
+        symbolic=True,
     ),
 ]

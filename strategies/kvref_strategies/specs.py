@@ -6,7 +6,8 @@ menu is the simplest; a field left at its default is left out of the descriptor.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -79,6 +80,20 @@ ALWAYS = ("sink_len",)
 PADDINGS = [256, 512, 4096]
 """Bytes added to a page by explicit padding: keeps every element type aligned."""
 
+RANGES: dict[str, range] = {
+    "block_size": range(1, 2**20 + 1),
+    "num_kv_heads": range(1, 257),
+    "head_size": range(8, 4097, 8),
+    "head_size_v": range(8, 4097, 8),
+    "sliding_window": range(1, 2**20 + 1),
+    "attention_chunk_size": range(1, 2**20 + 1),
+    "sink_len": range(1, 4097),
+    "alignment": range(1, 2**16 + 1),
+    "extra_retained_tokens": range(1, 65),
+    "num_speculative_blocks": range(1, 65),
+}
+"""All that a field may honestly be, for whoever can look through that (see `widened`)."""
+
 
 def class_info(description: Description, name: str) -> SpecClassInfo:
     return next(info for info in description["classes"] if info["name"] == name)
@@ -88,7 +103,7 @@ def is_required(field: FieldInfo) -> bool:
     return "default" not in field or field["name"] in ALWAYS
 
 
-def menu(info: SpecClassInfo, field: str) -> list[Any]:
+def menu(info: SpecClassInfo, field: str) -> Sequence[Any]:
     """Values that an engine may give `field` of this class; empty when it is to be left alone."""
     for known in info["fields"]:
         if known["name"] == field and "values" in known:
@@ -97,6 +112,32 @@ def menu(info: SpecClassInfo, field: str) -> list[Any]:
         if field in KINDS.get(ancestor, {}):
             return KINDS[ancestor][field]
     return MENUS.get(field, [])
+
+
+def one_of(values: Sequence[Any]) -> SearchStrategy[Any]:
+    """Draw one of the values; one of a range by arithmetic, so that it can be drawn without being known."""
+    if isinstance(values, range):
+        start, step = values.start, values.step
+        return st.integers(0, len(values) - 1).map(lambda place: start + step * place)
+    return st.sampled_from(values)
+
+
+def widened(description: Description) -> Description:
+    """The same target, the numbers of whose specs are drawn from all of `RANGES` in place of a few.
+
+    A field stays as it is where the target says which values it has, or its kind allows one alone.
+    """
+
+    def widened_field(info: SpecClassInfo, field: FieldInfo) -> Any:
+        name = field["name"]
+        fixed = "values" in field or len(menu(info, name)) < 2 or name not in RANGES
+        return field if fixed else {**field, "values": RANGES[name]}
+
+    classes = [
+        {**info, "fields": [widened_field(info, field) for field in info["fields"]]}
+        for info in description["classes"]
+    ]
+    return cast(Description, {**description, "classes": classes})
 
 
 def missing_menu(info: SpecClassInfo) -> str | None:
@@ -131,7 +172,7 @@ def descriptors(draw: Draw, info: SpecClassInfo, often: tuple[str, ...] = ()) ->
         if not values:
             continue
         if is_required(field) or draw(st.booleans() if field["name"] in often else _rarely):
-            spec["fields"][field["name"]] = draw(st.sampled_from(values))
+            spec["fields"][field["name"]] = draw(one_of(values))
     return _legal(spec)
 
 
@@ -153,11 +194,15 @@ def _legal(spec: SpecDescriptor) -> SpecDescriptor:
     return spec
 
 
-def legal_block_sizes(info: SpecClassInfo, spec: SpecDescriptor) -> list[int]:
+def legal_block_sizes(info: SpecClassInfo, spec: SpecDescriptor) -> Sequence[int]:
     """Block sizes that hold a whole number of stored states, and divide what must be whole blocks."""
     fields = spec["fields"]
-    tokens = fields.get("tokens_per_state", fields.get("compress_ratio", 1))
-    sizes = [size for size in menu(info, "block_size") if size % tokens == 0]
+    tokens: Any = fields.get("tokens_per_state", fields.get("compress_ratio", 1))
+    every = menu(info, "block_size")
+    if isinstance(every, range):
+        # The divisors of a number that may not be known yet: one is sure.
+        return range(1, 2) if "sink_len" in fields else range(tokens, every.stop, tokens)
+    sizes = [size for size in every if size % tokens == 0]
     return [size for size in sizes if fields.get("sink_len", size) % size == 0]
 
 
@@ -213,7 +258,7 @@ def perturbations(draw: Draw, info: SpecClassInfo) -> tuple[SpecDescriptor, Spec
     return with_field(spec, field, choices[field][first]), with_field(spec, field, choices[field][second])
 
 
-def _distinct_values(info: SpecClassInfo, field: FieldInfo) -> list[Any]:
+def _distinct_values(info: SpecClassInfo, field: FieldInfo) -> Sequence[Any]:
     """Values of a field that no engine treats as compatible with one another."""
     values = menu(info, field["name"])
     if not values or is_required(field) or field["name"] in OPTIONAL_WINDOWS:
@@ -238,15 +283,15 @@ def copy(draw: Draw, stage: Stage, description: Description, subject: str) -> No
     """Copy a spec to another block size, and build a fresh one of that size."""
     info = class_info(description, subject)
     spec = draw(descriptors(info, often=("alignment",)))
-    block_size = draw(st.sampled_from(legal_block_sizes(info, spec)))
+    block_size = draw(one_of(legal_block_sizes(info, spec)))
     stage.perform("specs.build", spec=spec)
     stage.perform("specs.copy", spec=spec, block_size=block_size)
     stage.perform("specs.build", spec=with_field(spec, "block_size", block_size))
 
 
 WORKLOADS = [
-    Workload("specs.padding", ("specs",), _padding_subjects, padding),
-    Workload("specs.merge-equal", ("specs",), spec_subjects, merge_equal),
+    Workload("specs.padding", ("specs",), _padding_subjects, padding, symbolic=True),
+    Workload("specs.merge-equal", ("specs",), spec_subjects, merge_equal, symbolic=True),
     Workload("specs.merge-unequal", ("specs",), spec_subjects, merge_unequal),
-    Workload("specs.copy", ("specs",), spec_subjects, copy),
+    Workload("specs.copy", ("specs",), spec_subjects, copy, symbolic=True),
 ]

@@ -104,6 +104,8 @@ class Workload:
         unobserved: why a law does not apply to a subject of which no example gave it anything to judge;
             without a reason, such a law was not run properly.
         driven: how it is driven by numbers, if it can be.
+        symbolic: whether its examples are numbers that a target computes with and nothing else depends on, so
+            that they can be drawn without being known, from all that is honest (`specs.widened`).
     """
 
     name: str
@@ -115,3 +117,4 @@ class Workload:
     weight: float = 1.0
     unobserved: str = ""
     driven: Driven | None = None
+    symbolic: bool = False

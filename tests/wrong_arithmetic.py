@@ -354,12 +354,8 @@ FAULTS = {
         lambda groups: [(page + 1, names) for page, names in _tensor_pages(groups)],
         {"num_blocks": 7},
     ),
-    "planning.scheduler_blocks_are_whole_blocks": Fault(
-        planning, "lcm", max, {"size": 2, "other": 3, "common": 6}
-    ),
-    "planning.blocks_are_whole_hash_blocks": Fault(
-        planning, "gcd", min, {"size": 2, "other": 3, "common": 1}
-    ),
+    "planning.scheduler_blocks_are_whole_blocks": Fault(planning, "lcm", max, {"size": 2, "other": 3}),
+    "planning.blocks_are_whole_hash_blocks": Fault(planning, "gcd", min, {"size": 2, "other": 3}),
     "planning.pages_are_made_equal": Fault(
         planning,
         "_with_page",

@@ -5,7 +5,6 @@ Pages are padded to one size here, so that blocks are counted without the sizes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from kvref.managers import (
     SlidingWindowManager,
 )
 from kvref.managers.base import Slots
-from kvref.pool import BlockPool
 from kvref.specs import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -33,6 +31,7 @@ from kvref.specs import (
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
+from kvref_conformance.proofs.managers import made
 
 LARGEST = 2**20
 """Tokens in a block, at most."""
@@ -99,11 +98,9 @@ def blocks(spec: KVCacheSpec, limits: MemoryLimits) -> int:
     return spec.max_memory_usage_bytes(limits) // PAGE
 
 
-def held(
-    kind: Callable[..., SingleTypeKVCacheManager], spec: KVCacheSpec, computed: int, in_flight: int
-) -> int:
+def held(kind: type[SingleTypeKVCacheManager], spec: KVCacheSpec, computed: int, in_flight: int) -> int:
     """Blocks from the first that a token after those computed reads to the last of a token in flight."""
-    manager = kind(spec, block_pool=BlockPool(1))
+    manager = made(kind, spec)
     slots = Slots(computed + in_flight, computed + in_flight)
     return manager.table_length(slots) - manager.get_num_skipped_tokens(computed) // manager.block_size
 
@@ -150,10 +147,7 @@ def cross_attention_keeps_the_encoder(block_size: int, length: int, encoder: int
     """
     spec = attention(CrossAttentionSpec, block_size)
     number = blocks(spec, MemoryLimits(length, 0, encoder))
-    enough = (
-        CrossAttentionManager(spec, block_pool=BlockPool(1)).table_length(Slots(length, length, tokens))
-        <= number
-    )
+    enough = made(CrossAttentionManager, spec).table_length(Slots(length, length, tokens)) <= number
     return enough and (number - 1) * block_size < encoder <= number * block_size
 
 

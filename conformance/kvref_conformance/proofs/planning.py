@@ -75,28 +75,28 @@ def tensors_are_whole_pages(num_blocks: int) -> bool:
     return [tensor.size for tensor in config.kv_cache_tensors] == [num_blocks * 16 * 2 * 8 * 2]
 
 
-def scheduler_blocks_are_whole_blocks(size: int, other: int, common: int) -> bool:
+def scheduler_blocks_are_whole_blocks(size: int, other: int) -> bool:
     """A scheduler block is made of whole blocks of each group, and is the smallest that is.
 
-    pre: 1 <= size <= 5 and 1 <= other <= 5 and common >= 1
+    pre: 1 <= size <= 4 and 1 <= other <= 4
     post: _
     """
     groups = [KVCacheGroupSpec(["a"], full(size)), KVCacheGroupSpec(["b"], full(other))]
     scheduler, _ = resolve_kv_cache_block_sizes(groups)
-    both = common % size == 0 and common % other == 0
-    return scheduler % size == 0 and scheduler % other == 0 and (not both or common >= scheduler)
+    common = [tokens for tokens in range(1, 17) if tokens % size == 0 and tokens % other == 0]
+    return scheduler == common[0]
 
 
-def blocks_are_whole_hash_blocks(size: int, other: int, common: int) -> bool:
+def blocks_are_whole_hash_blocks(size: int, other: int) -> bool:
     """Blocks of each group are made of whole hash blocks, and these are the largest of which they are.
 
-    pre: 1 <= size <= 5 and 1 <= other <= 5 and common >= 1
+    pre: 1 <= size <= 4 and 1 <= other <= 4
     post: _
     """
     groups = [KVCacheGroupSpec(["a"], full(size)), KVCacheGroupSpec(["b"], full(other))]
     _, hashes = resolve_kv_cache_block_sizes(groups)
-    both = size % common == 0 and other % common == 0
-    return size % hashes == 0 and other % hashes == 0 and (not both or common <= hashes)
+    common = [tokens for tokens in range(1, 5) if size % tokens == 0 and other % tokens == 0]
+    return hashes == common[-1]
 
 
 def pages_are_made_equal(block_size: int, heads: int, other: int, more: int) -> bool:

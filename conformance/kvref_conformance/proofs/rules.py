@@ -14,8 +14,8 @@ from kvref.managers import (
     SlidingWindowManager,
 )
 from kvref.managers.base import Slots
-from kvref.pool import BlockPool
 from kvref.specs import ChunkedLocalAttentionSpec, MambaSpec, SlidingWindowSpec
+from kvref_conformance.proofs.managers import made
 
 
 def windowed(
@@ -29,14 +29,14 @@ def windowed(
         sliding_window=window,
         extra_retained_tokens=extra,
     )
-    return SlidingWindowManager(spec, block_pool=BlockPool(1), scheduler_block_size=hits_of, use_eagle=eagle)
+    return made(SlidingWindowManager, spec, scheduler_block_size=hits_of, use_eagle=eagle)
 
 
 def chunked(block_size: int, chunk: int) -> ChunkedLocalAttentionManager:
     spec = ChunkedLocalAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float16, attention_chunk_size=chunk
     )
-    return ChunkedLocalAttentionManager(spec, block_pool=BlockPool(1))
+    return made(ChunkedLocalAttentionManager, spec)
 
 
 def recurrent(block_size: int, mode: str, drafts: int) -> MambaManager:
@@ -47,7 +47,7 @@ def recurrent(block_size: int, mode: str, drafts: int) -> MambaManager:
         mamba_cache_mode=mode,
         num_speculative_blocks=drafts,
     )
-    return MambaManager(spec, block_pool=BlockPool(1))
+    return made(MambaManager, spec)
 
 
 def windows_skip_what_is_out_of_sight(window: int, computed: int, token: int) -> bool:

@@ -20,14 +20,7 @@ from kvref_conformance import (
     matrix as matrices,
     schemas,
 )
-from kvref_conformance.check import (
-    BACKENDS,
-    NoSuchLaw,
-    choose_baseline,
-    loaded,
-    select_laws,
-    symbolic_laws,
-)
+from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, select_laws, symbolic_laws
 from kvref_conformance.ending import EXIT_INTERRUPTED, Group
 from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
@@ -37,7 +30,10 @@ from kvref_conformance.options import (
     as_duration,
     as_seconds,
     as_writable,
+    backend_option,
     baseline_option,
+    coverage_option,
+    coverage_source_option,
     depth_option,
     device_option,
     jobs_option,
@@ -79,13 +75,7 @@ def cli() -> None:
 @depth_option
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after this long.")
 @seed_option
-@click.option(
-    "--backend",
-    type=click.Choice(BACKENDS),
-    default=BACKENDS[0],
-    show_default=True,
-    help="With crosshair, a solver searches the numbers of TARGET's specs, too (docs/prove.md).",
-)
+@backend_option
 @device_option
 @click.option(
     "--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to."
@@ -100,14 +90,8 @@ def cli() -> None:
     callback=as_writable,
     help="Write what was found broken as a baseline to review.",
 )
-@click.option("--coverage", is_flag=True, help="Also tell which lines of TARGET's own files no law reached.")
-@click.option(
-    "--coverage-source",
-    "sources",
-    multiple=True,
-    metavar="MODULE",
-    help="Take this module or package for TARGET's own; implies --coverage. Can be repeated.",
-)
+@coverage_option
+@coverage_source_option
 @click.pass_context
 def check(
     context: click.Context,
@@ -340,15 +324,7 @@ def replay(
 
     TARGET may be another version than the one it was found in. Exit code 0: the law holds; 1: it breaks.
     """
-    try:
-        document = json.loads(trace.read_text(encoding="utf-8"))
-        schemas.validate(document, "trace")
-    except schemas.InvalidDocument:
-        raise
-    except ValueError as error:
-        raise schemas.InvalidDocument("trace", "$", f"not JSON: {error}") from error
-    except RecursionError as error:
-        raise schemas.InvalidDocument("trace", "$", "nested too deeply") from error
+    document = schemas.parse(trace.read_bytes(), "trace")
     if document["law"] not in LAWS:
         raise NoSuchLaw(f"{trace}: no law is called {document['law']!r}; 'kvref laws' lists them")
     law = LAWS[document["law"]]

@@ -1,4 +1,4 @@
-"""Options that commands share, and how what is given to them is read."""
+"""Options of the commands, and how what is given to them is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from kvref_conformance.check import DEVICES, prepare
+from kvref_conformance.check import BACKENDS, DEVICES, prepare
 from kvref_conformance.profile import Profile
 from kvref_conformance.runner import DEPTHS
 from kvref_conformance.worker import Worker
@@ -135,6 +135,23 @@ jobs_option = click.option(
     default=min(os.cpu_count() or 1, 8),
     show_default=True,
     help="Units of work at a time.",
+)
+backend_option = click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default=BACKENDS[0],
+    show_default=True,
+    help="With crosshair, a solver searches the numbers of TARGET's specs, too (docs/prove.md).",
+)
+coverage_option = click.option(
+    "--coverage", is_flag=True, help="Also tell which lines of TARGET's own files no law reached."
+)
+coverage_source_option = click.option(
+    "--coverage-source",
+    "sources",
+    multiple=True,
+    metavar="MODULE",
+    help="Take this module or package for TARGET's own; implies --coverage. Can be repeated.",
 )
 baseline_option = click.option(
     "--baseline",

@@ -10,7 +10,18 @@ from typing import Any, Literal
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-__all__ = ["BASELINE", "FAULTS", "FUZZ", "PROVE", "REPORT", "TRACE", "InvalidDocument", "schema", "validate"]
+__all__ = [
+    "BASELINE",
+    "FAULTS",
+    "FUZZ",
+    "PROVE",
+    "REPORT",
+    "TRACE",
+    "InvalidDocument",
+    "parse",
+    "schema",
+    "validate",
+]
 
 Name = Literal["report", "trace", "baseline", "profile", "fuzz", "faults", "prove"]
 
@@ -39,6 +50,18 @@ def schema(name: Name) -> dict[str, Any]:
     """The schema called `name`, as shipped."""
     file = importlib.resources.files(__name__) / f"{name}.schema.json"
     document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return document
+
+
+def parse(text: bytes, name: Name) -> dict[str, Any]:
+    """The document that the text is. Raises `InvalidDocument`."""
+    try:
+        document: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise InvalidDocument(name, "$", f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidDocument(name, "$", "nested too deeply") from error
+    validate(document, name)
     return document
 
 

@@ -38,17 +38,19 @@ class BackendRefused(ValueError):
     """A backend that cannot be had, or would have nothing to do."""
 
 
-def symbolic_laws(laws: Sequence[str]) -> list[str]:
-    """Those of the laws that CrossHair makes examples for. Raises `BackendRefused` where it cannot."""
+def is_symbolic(backend: str, laws: Sequence[str]) -> bool:
+    """Whether CrossHair is to make examples, too. Raises `BackendRefused` where it cannot."""
+    if backend == BACKENDS[0]:
+        return False
     if find_spec("hypothesis_crosshair_provider") is None:
-        raise BackendRefused("the backend crosshair comes with the extra: pip install 'kvref[symbolic]'")
+        raise BackendRefused(f"the backend {backend} comes with the extra: pip install 'kvref[symbolic]'")
     every = [law.id for law in LAWS.values() if law is not ANSWERS and WORKLOADS[law.workload].symbolic]
-    if not (chosen := [law for law in every if law in laws]):
+    if not set(every) & set(laws):
         raise BackendRefused(
-            "the backend crosshair is for laws of what specs compute, and none of these was chosen: "
+            f"the backend {backend} is for laws of what specs compute, and none of these was chosen: "
             f"{', '.join(every)}"
         )
-    return chosen
+    return True
 
 
 def select_laws(patterns: Sequence[str]) -> tuple[str, ...]:

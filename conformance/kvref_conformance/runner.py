@@ -106,6 +106,9 @@ class Runner:
         if unknown := of_unknown_kind(description):
             notes.append(f"of no kind that kvref knows, held to the laws for any kind: {', '.join(unknown)}")
         units, rows = self.plan()
+        searched = [unit for unit in units if self.effort(unit).symbolic]
+        if found := [law.id for law in self._laws if any(law in unit.laws for unit in searched)]:
+            notes.append(f"CrossHair makes examples, too, for {', '.join(found)}")
         for unit in units:
             for entry in known:
                 if entry.subject == unit.subject:

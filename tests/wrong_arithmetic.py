@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from kvref import layout, planning, specs
-from kvref.dtypes import CacheDtype
 from kvref.hashing import MultiModalItem
 from kvref.layout import LayerPlacement
 from kvref.managers import (
@@ -128,12 +127,6 @@ FAULTS = {
         property(lambda spec: max(each.page_size_bytes for each in spec.kv_cache_specs.values())),
         {"block_size": 1, "head_size": 8, "other": 4},
     ),
-    "pages.vectors_are_whole_elements": Fault(
-        CacheDtype,
-        "vector_bytes",
-        lambda dtype, head_size: int(head_size * dtype.bits_per_value) // 8 + dtype.scale_bytes,
-        {"head_size": 3, "scales": 0, "format_": 1, "wide": False},
-    ),
     "memory.full_attention_keeps_all": Fault(
         FullAttentionSpec,
         "max_memory_usage_bytes",
@@ -240,7 +233,7 @@ FAULTS = {
         {"block_size": 2, "drafts": 1, "limit": 1, "length": 10, "align": True},
     ),
     "memory.aligned_states_are_those_of_steps": Fault(
-        MambaSpec, "max_memory_usage_bytes", one_page, {"block_size": 2, "batches": 2, "length": 10}
+        MambaSpec, "max_memory_usage_bytes", one_page, {"block_size": 2, "limit": 2, "length": 10}
     ),
     "memory.longer_requests_take_no_less": Fault(
         SlidingWindowSpec,
@@ -310,11 +303,11 @@ FAULTS = {
         lambda manager, slots: max(up(slots.num_tokens, manager.block_size), manager.num_speculative_blocks),
         {"block_size": 1, "tokens": 1, "drafts": 1, "align": True},
     ),
-    "rules.aligned_states_do_not_look_ahead": Fault(
+    "rules.states_do_not_look_ahead": Fault(
         MambaManager,
         "table_length",
         lambda manager, slots: up(slots.num_tokens, manager.block_size),
-        {"block_size": 1, "tokens": 1, "ahead": 1},
+        {"block_size": 1, "tokens": 1, "ahead": 1, "align": False},
     ),
     "rules.blocks_that_a_hit_needs_get_keys": Fault(
         SlidingWindowManager,

@@ -12,4 +12,5 @@ Manager = TypeVar("Manager", bound=SingleTypeKVCacheManager)
 
 
 def made(kind: type[Manager], spec: KVCacheSpec, **engine: Any) -> Manager:
-    return kind(spec, block_pool=BlockPool(1, enable_caching=False, hash_block_size=1), **engine)
+    pool = BlockPool(1, enable_caching=False, hash_block_size=1)
+    return kind(spec, block_pool=pool, enable_caching=False, **engine)

@@ -279,14 +279,13 @@ def drafts_come_on_top(block_size: int, drafts: int, limit: int, length: int, al
     return blocks(recurrent(block_size, mode, drafts), limits) == blocks(without, limits) + drafts
 
 
-def aligned_states_are_those_of_steps(block_size: int, batches: int, length: int) -> bool:
-    """Where a step writes one state, a request takes one for each step in flight, and the one before.
+def aligned_states_are_those_of_steps(block_size: int, limit: int, length: int) -> bool:
+    """Where a step writes one state, a request takes one for each of two steps in flight, and the one before.
 
-    pre: 1 <= block_size <= LARGEST and batches >= 1 and length >= 1
+    pre: 1 <= block_size <= LARGEST and limit >= 0 and length >= 1
     post: _
     """
-    limits = MemoryLimits(length, length, max_concurrent_batches=batches)
-    return blocks(recurrent(block_size, "align", 0), limits) - batches == 1
+    return blocks(recurrent(block_size, "align", 0), MemoryLimits(length, limit)) == 3
 
 
 def longer_requests_take_no_less(

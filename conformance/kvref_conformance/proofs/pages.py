@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from kvref.dtypes import CacheDtype
 from kvref.errors import InvalidSpecError
 from kvref.specs import (
     FullAttentionSpec,
@@ -204,21 +203,3 @@ def composites_hold_all_layers(block_size: int, head_size: int, other: int) -> b
     layers = {"a": attention(block_size, 1, head_size), "b": attention(block_size, 1, other)}
     both = UniformTypeKVCacheSpecs(block_size=block_size, kv_cache_specs=layers).page_size_bytes
     return both == attention(block_size, 1, head_size + other).page_size_bytes
-
-
-def vectors_are_whole_elements(head_size: int, scales: int, format_: int, wide: bool) -> bool:
-    """A vector takes the fewest storage elements that hold the bits of its values, and the scales.
-
-    Of 1, 4, 4.5, 6 and 8 bits a value, in elements of one byte or four.
-
-    pre: head_size >= 1 and scales >= 0 and 0 <= format_ < 5
-    post: _
-    """
-    bits, values = ((1, 1), (4, 1), (9, 2), (6, 1), (8, 1))[format_]
-    storage, size = (torch.float32, 4) if wide else (torch.uint8, 1)
-    dtype = CacheDtype(
-        name="packed", storage=storage, bits_per_value=Fraction(bits, values), scale_bytes=scales
-    )
-    taken = dtype.vector_bytes(head_size)
-    spare = 8 * values * (taken - scales) - head_size * bits
-    return taken % size == 0 and 0 <= spare < 8 * values * size

@@ -127,13 +127,13 @@ def tables_of_states_have_room_for_drafts(block_size: int, tokens: int, drafts: 
     return (length - 1) * block_size < tokens <= length * block_size
 
 
-def aligned_states_do_not_look_ahead(block_size: int, tokens: int, ahead: int) -> bool:
-    """Looking ahead takes no blocks of a recurrent layer of which a step writes one state.
+def states_do_not_look_ahead(block_size: int, tokens: int, ahead: int, align: bool) -> bool:
+    """Looking ahead takes no blocks of a recurrent layer.
 
     pre: block_size >= 1 and tokens >= 0 and ahead >= 0
     post: _
     """
-    manager = recurrent(block_size, "align", 0)
+    manager = recurrent(block_size, "align" if align else "all", 0)
     return manager.table_length(Slots(tokens + ahead, tokens)) == manager.table_length(Slots(tokens, tokens))
 
 

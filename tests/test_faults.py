@@ -40,11 +40,14 @@ Without these, many a fault would be found, reduced and confirmed for every clas
 
 
 ALSO = {
+    "plan.order-free": {"plan.workers-agree", "plan.one-group"},
+    "plan.tensors-cover": {"plan.enough-memory"},
     "manager.copies-reported": {"manager.window-kept", "manager.written-owned"},
     "shadow.reads-own": {"shadow.hit-content"},
     "shadow.no-foreign-write": {"shadow.reads-own", "shadow.hit-content"},
 }
-"""Laws that the fault of another cannot but break: who goes on in a shared block writes to it, and what a
+"""Laws that the fault of another cannot but break: layers come in other orders on other workers; how large a
+block is follows from how many there are, if these fit. Who goes on in a shared block writes to it, and what a
 window begins with is lost where a hit is cut. What is written over is read later, found or not."""
 
 

@@ -32,7 +32,7 @@ from kvref_conformance.targets.vllm.registry import MANAGERS
 from kvref_conformance.targets.vllm.specs import CLASSES, make
 
 HOOK = "register_custom_kv_cache_specs"
-CORE_FOLDER = str(Path(vllm.__file__).parent)
+CORE_FOLDER = str(Path(str(vllm.__file__)).parent)
 HOOK_CALLS: list[object] = []
 
 

@@ -129,8 +129,8 @@ def copy_blocks(
             ours[to_block, :size].copy_(theirs[from_block, :size], non_blocking=True)
 
 
-def check_blocks(caches: CanonicalKVCaches, group: int, blocks: Sequence[int], where: str = "") -> None:
-    """Make sure that a group has these blocks; `where` is said of them if not.
+def check_blocks(caches: CanonicalKVCaches, group: int, blocks: Sequence[int]) -> None:
+    """Make sure that a group has these blocks.
 
     Raises:
         InvalidConfigError: there is no such group, or one of the blocks is none. Names them.
@@ -140,4 +140,4 @@ def check_blocks(caches: CanonicalKVCaches, group: int, blocks: Sequence[int], w
     for ref in caches.group_data_refs[group]:
         there = caches.tensors[ref.tensor_idx].tensor.shape[0]
         if foreign := [block for block in blocks if not 0 <= block < there]:
-            raise InvalidConfigError(f"group {group} has blocks 0 to {there - 1}{where}, not {foreign}")
+            raise InvalidConfigError(f"group {group} has blocks 0 to {there - 1}, not {foreign}")

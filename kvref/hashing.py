@@ -198,6 +198,8 @@ def hashes_at(
 
 
 _TOKEN_BYTES = array("q").itemsize
+_REPLACED = -1
+"""Where a token's own id means nothing: no token has it."""
 
 
 def _field(tag: bytes, content: bytes) -> bytes:
@@ -212,7 +214,7 @@ def _tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def _replaced(token_ids: list[int], start: int, content: Content) -> bytes:
-    """What takes the place of tokens in this block; their ids, which mean nothing there, become -1."""
+    """What takes the place of tokens in this block; their ids mean nothing there, and become `_REPLACED`."""
     fields = []
     stop = start + len(token_ids)
     for item in content.multimodal_items:
@@ -221,10 +223,10 @@ def _replaced(token_ids: list[int], start: int, content: Content) -> bytes:
             numbers = [number for position, number in placed for number in (position - start, number)]
             fields.append(_field(b"m", item.identifier.encode()) + _field(b"n", _tokens(numbers)))
             for position, _ in placed:
-                token_ids[position - start] = -1
+                token_ids[position - start] = _REPLACED
     for position in range(start, stop):
         if position in content.embeddings:
             place = (position - start).to_bytes(8, "little")
             fields.append(_field(b"e", place + content.embeddings[position]))
-            token_ids[position - start] = -1
+            token_ids[position - start] = _REPLACED
     return b"".join(sorted(fields))

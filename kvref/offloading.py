@@ -89,7 +89,7 @@ class OffloadingConnector:
             raise InvalidRequestError(f"there is a job {name!r} already, which is not done")
         blocks, places = [block for block, _ in job.block_pairs], [place for _, place in job.block_pairs]
         check_blocks(self._device, job.group, blocks)
-        check_blocks(self._host, job.group, places, " on the host")
+        check_blocks(self._host, job.group, places)
         pool, filled = self._block_pool, places if job.is_store else blocks
         if twice := [block for block, times in Counter(filled).items() if times > 1]:
             where = " on the host" if job.is_store else ""

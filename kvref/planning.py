@@ -240,7 +240,15 @@ def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCach
         InvalidConfigError: a layer's page cannot be made that large.
     """
     largest = max((spec.page_size_bytes for spec in kv_cache_spec.values()), default=0)
-    unified = {name: _with_page(name, spec, largest) for name, spec in kv_cache_spec.items()}
+    unified: dict[str, KVCacheSpec] = {}
+    for name, spec in kv_cache_spec.items():
+        try:
+            unified[name] = _with_page(spec, largest)
+        except InvalidSpecError as error:
+            raise InvalidConfigError(
+                f"layer {name!r} of class {type(spec).__name__} cannot have pages of {largest} bytes, like "
+                f"others: {error}"
+            ) from error
     before = lcm(*(spec.block_size for spec in kv_cache_spec.values()))
     after = lcm(*(spec.block_size for spec in unified.values()))
     if after > 2 * before:
@@ -253,26 +261,20 @@ def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCach
     return unified
 
 
-def _with_page(layer_name: str, spec: KVCacheSpec, page: int) -> KVCacheSpec:
+def _with_page(spec: KVCacheSpec, page: int) -> KVCacheSpec:
     if spec.page_size_bytes == page:
         return spec
-    try:
-        made = spec
-        block_size = page // spec.page_size_bytes * spec.block_size
-        sinks = spec.sink_len if isinstance(spec, SinkFullAttentionSpec) else 0
-        if isinstance(spec, AttentionSpec) and sinks % block_size == 0:
-            # Padding is for one block size, and added anew where a page does not fill the largest.
-            made = replace(spec, page_size_padded=None).copy_with_new_block_size(block_size)
-        if made.page_size_bytes != page and isinstance(made, PaddedKVCacheSpec):
-            made = replace(made, page_size_padded=page)
-    except InvalidSpecError as error:
-        raise InvalidConfigError(
-            f"layer {layer_name!r} cannot have pages of {page} bytes, like others: {error}"
-        ) from error
+    made = spec
+    block_size = page // spec.page_size_bytes * spec.block_size
+    sinks = spec.sink_len if isinstance(spec, SinkFullAttentionSpec) else 0
+    if isinstance(spec, AttentionSpec) and sinks % block_size == 0:
+        # Padding is for one block size, and added anew where a page does not fill the largest.
+        made = replace(spec, page_size_padded=None).copy_with_new_block_size(block_size)
+    if made.page_size_bytes != page and isinstance(made, PaddedKVCacheSpec):
+        made = replace(made, page_size_padded=page)
     if made.page_size_bytes != page:
-        raise InvalidConfigError(
-            f"layer {layer_name!r} of class {type(spec).__name__} has pages of {spec.page_size_bytes} bytes, "
-            f"which cannot be made {page}, like those of others"
+        raise InvalidSpecError(
+            f"its pages of {spec.page_size_bytes} bytes can be neither stretched nor padded"
         )
     return made
 

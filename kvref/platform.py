@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeGuard
 
 from kvref.errors import PlatformError
 
@@ -73,14 +74,14 @@ def set_current_platform(platform: type[Platform] | None) -> None:
         PlatformError: not a subclass of `Platform`.
     """
     global _current
-    if platform is not None:
-        _check_platform(platform, "set_current_platform")
+    if platform is not None and not _is_platform(platform):
+        raise PlatformError(f"a platform must be a subclass of kvref.platform.Platform, not {platform!r}")
     with _lock:
         _current = platform
 
 
 def _discover() -> type[Platform]:
-    installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: (entry.name, entry.value))
+    installed = list(entry_points(group=ENTRY_POINT_GROUP))
     chosen = os.environ.get(ENVIRONMENT_VARIABLE)
     entries = [entry for entry in installed if entry.name == chosen] if chosen else installed
     if chosen and not entries:
@@ -88,12 +89,15 @@ def _discover() -> type[Platform]:
             f"{ENVIRONMENT_VARIABLE} is {chosen!r}, but no such plugin is installed; "
             f"installed: {_names(installed) or 'none'}"
         )
-    if len(entries) > 1:
-        raise PlatformError(
-            f"several platform plugins are installed: {_names(entries)}; "
-            f"choose one by its name in the environment variable {ENVIRONMENT_VARIABLE}"
-        )
-    return _load(entries[0]) if entries else Platform
+    match entries:
+        case []:
+            return Platform
+        case [entry]:
+            return _load(entry)
+    raise PlatformError(
+        f"several platform plugins are installed: {_names(entries)}; "
+        f"choose one by its name in the environment variable {ENVIRONMENT_VARIABLE}"
+    )
 
 
 def _load(entry: EntryPoint) -> type[Platform]:
@@ -104,14 +108,17 @@ def _load(entry: EntryPoint) -> type[Platform]:
             f"platform plugin {entry.name!r} ({entry.value}) cannot be loaded: "
             f"{type(error).__name__}: {error}; fix or uninstall it"
         ) from error
-    return _check_platform(platform, f"platform plugin {entry.name!r} ({entry.value})")
+    if not _is_platform(platform):
+        raise PlatformError(
+            f"platform plugin {entry.name!r} ({entry.value}) must give a subclass of "
+            f"kvref.platform.Platform, not {platform!r}"
+        )
+    return platform
 
 
-def _check_platform(platform: object, origin: str) -> type[Platform]:
-    if isinstance(platform, type) and issubclass(platform, Platform):
-        return platform
-    raise PlatformError(f"{origin} must give a subclass of kvref.platform.Platform, not {platform!r}")
+def _is_platform(platform: object) -> TypeGuard[type[Platform]]:
+    return isinstance(platform, type) and issubclass(platform, Platform)
 
 
 def _names(entries: list[EntryPoint]) -> str:
-    return ", ".join(f"{entry.name} ({entry.value})" for entry in entries)
+    return ", ".join(sorted(f"{entry.name} ({entry.value})" for entry in entries))

@@ -244,11 +244,11 @@ class BlockPool:
         return found
 
     def have_keys(self, blocks: Sequence[int], hashes: Sequence[bytes], kv_cache_group_id: int) -> bool:
-        """Whether each block has the key of the hash with it. False if there are fewer hashes than blocks."""
+        """Whether each block has the key of the hash with it. False unless there are as many of both."""
         self._check_known(blocks)
         keys = ((block_hash, kv_cache_group_id) for block_hash in hashes)
-        return len(blocks) <= len(hashes) and all(
-            key in self._keys[block] for block, key in zip(blocks, keys, strict=False)
+        return len(blocks) == len(hashes) and all(
+            key in self._keys[block] for block, key in zip(blocks, keys, strict=True)
         )
 
     def get_index(self, kv_cache_group_id: int) -> dict[bytes, int]:
@@ -389,11 +389,11 @@ class BlockPool:
     # The free blocks with keys, and checks.
 
     def _take_keyed_too(self, num_blocks: int) -> list[int]:
-        if num_blocks < 0:
-            raise BlockError(f"cannot take {num_blocks} blocks")
         if num_blocks > self.get_num_free_blocks():
             raise PoolExhaustedError(f"{num_blocks} blocks wanted, {self.get_num_free_blocks()} free")
-        if not num_blocks:
+        if num_blocks < 1:
+            if num_blocks:
+                raise BlockError(f"cannot take {num_blocks} blocks")
             return []
         taken = self._unkeyed[::-1]
         self._unkeyed.clear()

@@ -181,12 +181,13 @@ class _State:
 
     def _check_substitute(self, spec_class: SpecClass, substitute: SpecClass) -> None:
         _require_spec_class(substitute, f"the substitute of {spec_class.__name__}")
-        chain = [spec_class, substitute]
-        while chain[-1] is not spec_class and chain[-1] in self.substitutes:
-            chain.append(self.substitutes[chain[-1]])
-        if chain[-1] is spec_class:
-            loop = " -> ".join(link.__name__ for link in chain)
-            raise RegistrationError(f"substitutes would form a loop: {loop}")
+        chain = [spec_class.__name__, substitute.__name__]
+        link: SpecClass | None = substitute
+        while link is not None and link is not spec_class:
+            link = self.substitutes.get(link)
+            chain += [link.__name__] if link else []
+        if link is spec_class:
+            raise RegistrationError(f"substitutes would form a loop: {' -> '.join(chain)}")
         if not issubclass(substitute, spec_class):
             raise RegistrationError(
                 f"{substitute.__name__} cannot stand in for {spec_class.__name__}: it must derive from it"

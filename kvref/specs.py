@@ -93,7 +93,7 @@ class MemoryLimits:
     """Encoder tokens of one request that cross attention may attend to."""
 
     def __post_init__(self) -> None:
-        _require_int(self, "max_model_len", 1)
+        _require_int(self, "max_model_len")
         _require_int(self, "max_in_flight_tokens", 0)
         _require_int(self, "max_encoder_tokens", 0)
 
@@ -137,7 +137,7 @@ class KVCacheSpec:
         Raises:
             InvalidSpecError: a field is of the wrong type or out of range.
         """
-        _require_int(self, "block_size", 1)
+        _require_int(self, "block_size")
 
     @property
     def unpadded_page_size_bytes(self) -> int:
@@ -279,8 +279,8 @@ class PaddedKVCacheSpec(KVCacheSpec):
 
     def check_fields(self) -> None:
         super().check_fields()
-        _require_int_if_any(self, "page_size_padded", 1)
-        _require_int_if_any(self, "alignment", 1)
+        _require_int_if_any(self, "page_size_padded")
+        _require_int_if_any(self, "alignment")
 
     @property
     def page_size_bytes(self) -> int:
@@ -324,10 +324,10 @@ class AttentionSpec(PaddedKVCacheSpec):
 
     def check_fields(self) -> None:
         super().check_fields()
-        _require_int(self, "num_kv_heads", 1)
-        _require_int(self, "head_size", 1)
+        _require_int(self, "num_kv_heads")
+        _require_int(self, "head_size")
         _require_int(self, "head_size_v", 0)
-        _require_int_if_any(self, "state_content_bytes", 1)
+        _require_int_if_any(self, "state_content_bytes")
         _require_type(self, "dtype", torch.dtype)
         _require_type(self, "kv_quant_mode", KVQuantMode | str)
         if not isinstance(self.kv_quant_mode, KVQuantMode) and self.packed_state_bytes is None:
@@ -337,7 +337,7 @@ class AttentionSpec(PaddedKVCacheSpec):
             )
         tokens = self.tokens_per_state
         if not isinstance(tokens, Fraction):
-            _require_int(self, "tokens_per_state", 1)
+            _require_int(self, "tokens_per_state")
         if tokens <= 0 or Fraction(self.block_size) % tokens:
             raise InvalidSpecError(
                 f"{type(self).__name__}: block_size {self.block_size} is no whole number of states of "
@@ -392,8 +392,8 @@ class FullAttentionSpec(AttentionSpec):
 
     def check_fields(self) -> None:
         super().check_fields()
-        _require_int_if_any(self, "sliding_window", 1)
-        _require_int_if_any(self, "attention_chunk_size", 1)
+        _require_int_if_any(self, "sliding_window")
+        _require_int_if_any(self, "attention_chunk_size")
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise InvalidSpecError(
                 f"{type(self).__name__} has both sliding_window {self.sliding_window} and "
@@ -471,7 +471,7 @@ class SlidingWindowSpec(AttentionSpec):
 
     def check_fields(self) -> None:
         super().check_fields()
-        _require_int(self, "sliding_window", 1)
+        _require_int(self, "sliding_window")
         _require_int(self, "extra_retained_tokens", 0)
 
     @property
@@ -515,7 +515,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
     def check_fields(self) -> None:
         super().check_fields()
-        _require_int(self, "attention_chunk_size", 1)
+        _require_int(self, "attention_chunk_size")
 
     @property
     def uniform_key(self) -> Hashable:
@@ -717,7 +717,7 @@ def _cdiv(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-def _require_int(owner: object, field: str, minimum: int) -> None:
+def _require_int(owner: object, field: str, minimum: int = 1) -> None:
     value = getattr(owner, field)
     # By exact type: bool and enum members are ints too, and never meant as numbers.
     if type(value) is not int or value < minimum:
@@ -726,9 +726,9 @@ def _require_int(owner: object, field: str, minimum: int) -> None:
         )
 
 
-def _require_int_if_any(owner: object, field: str, minimum: int) -> None:
+def _require_int_if_any(owner: object, field: str) -> None:
     if getattr(owner, field) is not None:
-        _require_int(owner, field, minimum)
+        _require_int(owner, field)
 
 
 def _require_type(owner: object, field: str, wanted: Any) -> None:

@@ -158,7 +158,7 @@ def allocate_buffers(
     Raises:
         OutOfCacheMemoryError: there is too little memory. Nothing stays allocated.
     """
-    torch.empty(0, device=device)  # a device that is not there is another kind of mistake
+    torch.empty((), device=device)  # a device that is not there is another kind of mistake
 
     def too_little(number: int, free: float) -> OutOfCacheMemoryError:
         return OutOfCacheMemoryError(

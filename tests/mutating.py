@@ -133,7 +133,10 @@ def _loaded(function: ast.AST) -> set[str]:
 
 
 class _Silent(ast.NodeTransformer):
-    """Takes out strings, messages of exceptions, and functions that make strings."""
+    """Takes out strings, messages of exceptions, and functions that make strings.
+
+    What is put together is a message, and None says as much.
+    """
 
     def __init__(self, guarded: bool) -> None:
         self.guarded = guarded
@@ -155,8 +158,14 @@ class _Silent(ast.NodeTransformer):
             node.keywords = [keyword for keyword in node.keywords if keyword.arg != "strict"]
         return self.generic_visit(node)
 
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        self.said |= _loaded(node)
+        return ast.Constant(None)
+
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        return ast.Constant(None) if isinstance(node.body, ast.JoinedStr) else self.generic_visit(node)
+        if isinstance(node.body, ast.JoinedStr):
+            return ast.Constant(None)
+        return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if isinstance(node.returns, ast.Name) and node.returns.id == "str":

@@ -53,7 +53,15 @@ KINDS: dict[type[SingleTypeKVCacheManager], KVCacheSpec] = {
 
 
 def made(manager_class: type[SingleTypeKVCacheManager], spec: KVCacheSpec, **more: Any) -> Any:
-    return manager_class(spec, block_pool=BlockPool(40, True, 16), enable_caching=True, **more)
+    engine = {
+        "block_pool": BlockPool(40, True, 16),
+        "enable_caching": True,
+        "kv_cache_group_id": 0,
+        "scheduler_block_size": spec.block_size,
+        "limits": MemoryLimits(10_000, 10_000),
+        "use_eagle": False,
+    }
+    return manager_class(spec, **{**engine, **more})
 
 
 @pytest.mark.parametrize("manager_class", KINDS)

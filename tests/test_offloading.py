@@ -143,8 +143,8 @@ def test_a_job_under_way_is_not_submitted_again(one: Offloaded, started: bool) -
         (-1, [(1, 0)], "no group -1"),
         (0, [(1, 0), (8, 1)], r"blocks 0 to 7, not \[8\]"),
         (0, [(-1, 0)], r"not \[-1\]"),
-        (0, [(1, 0), (2, 3)], r"blocks 0 to 2 on the host, not \[3\]"),
-        (0, [(1, -3)], r"on the host, not \[-3\]"),
+        (0, [(1, 0), (2, 3)], r"blocks 0 to 2, not \[3\]"),
+        (0, [(1, -3)], r"0 to 2, not \[-3\]"),
     ],
 )
 def test_what_is_not_there_is_refused(

@@ -76,7 +76,9 @@ def named(specs: str, **kinds: KVCacheSpec) -> dict[str, KVCacheSpec]:
 
 
 def manager_of(spec: KVCacheSpec) -> Any:
-    return get_manager_for_kv_cache_spec(spec, LIMITS, block_pool=BlockPool(9, True, 16), enable_caching=True)
+    engine: dict[str, Any] = {"kv_cache_group_id": 0, "scheduler_block_size": 16, "use_eagle": False}
+    pool = BlockPool(9, True, 16)
+    return get_manager_for_kv_cache_spec(spec, LIMITS, block_pool=pool, enable_caching=True, **engine)
 
 
 def layers(groups: list[KVCacheGroupSpec]) -> list[list[str]]:

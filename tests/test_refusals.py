@@ -217,12 +217,12 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "pages that cannot be made equal": (
         InvalidConfigError,
-        "layer 'b' of class StubbornSpec has pages of 100 bytes, which cannot be made 512",
+        "layer 'b' of class StubbornSpec cannot have pages of 512 bytes, like others: its .*100 bytes",
         lambda: unify_kv_cache_spec_page_size({"a": full(), "b": StubbornSpec(block_size=16)}),
     ),
     "pages that cannot be padded": (
         InvalidConfigError,
-        "layer 'b' cannot have pages of 512 bytes",
+        "layer 'b' of class MambaSpec cannot have pages of 512 bytes, like others",
         lambda: unify_kv_cache_spec_page_size({"a": full(), "b": mamba(alignment=300)}),
     ),
     # layers

@@ -578,7 +578,15 @@ refusals = [
     lambda: FullAttentionSpec.merge([]),
     lambda: FullAttentionSpec.merge([full, MLAAttentionSpec(**a)]),
     lambda: SlidingWindowSpec.merge([window, SlidingWindowSpec(**a, sliding_window=9)]),
-    lambda: FullAttentionManager(window, block_pool=BlockPool(9, True, 16), enable_caching=True),
+    lambda: FullAttentionManager(
+        window,
+        block_pool=BlockPool(9, True, 16),
+        enable_caching=True,
+        kv_cache_group_id=0,
+        scheduler_block_size=16,
+        limits=MemoryLimits(9, 9),
+        use_eagle=False,
+    ),
 ]
 for refusal in refusals:
     try:

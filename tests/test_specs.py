@@ -16,7 +16,6 @@ from hypothesis import given, settings, strategies as st
 from kvref.errors import InvalidSpecError, SpecMergeError, UnregisteredSpecError
 from kvref.managers import FullAttentionManager, SlidingWindowManager
 from kvref.platform import Platform, set_current_platform
-from kvref.pool import BlockPool
 from kvref.registry import KVCacheSpecRegistry as Registry
 from kvref.specs import (
     AttentionSpec,
@@ -37,6 +36,7 @@ from kvref.specs import (
     TQFullAttentionSpec,
     UniformTypeKVCacheSpecs,
 )
+from kvref_conformance.proofs.managers import made
 
 ATTENTION: dict[str, Any] = {"block_size": 16, "num_kv_heads": 2, "head_size": 8, "dtype": torch.float16}
 MAMBA: dict[str, Any] = {
@@ -655,7 +655,7 @@ def test_memory_covers_what_a_request_holds(
     ):
         manager_class = Registry.get_manager_class(spec)
         assert manager_class is not None
-        manager = manager_class(spec, block_pool=BlockPool(9, True, 1), enable_caching=True)
+        manager = made(manager_class, spec)
         maximum = spec.max_memory_usage_bytes(MemoryLimits(length, in_flight)) // spec.page_size_bytes
         for processed in range(length):
             end = min(processed + in_flight, length)

@@ -38,8 +38,8 @@ class SingleTypeKVCacheManager:
         block_pool: where blocks come from; without one the manager knows its rules, but has no blocks.
         enable_caching: whether blocks get keys.
         kv_cache_group_id: number of the group.
-        scheduler_block_size: cache hits are multiples of this many tokens; None means the block size.
-        limits: what bounds a request, for `max_admission_blocks_per_request`; None sets no bound.
+        scheduler_block_size: cache hits are multiples of this many tokens.
+        limits: what bounds a request, for `max_admission_blocks_per_request`.
         use_eagle: whether draft layers of the group read one token ahead, so that a hit must be followed by a
             block that is cached, too.
 
@@ -60,10 +60,10 @@ class SingleTypeKVCacheManager:
         *,
         block_pool: BlockPool,
         enable_caching: bool,
-        kv_cache_group_id: int = 0,
-        scheduler_block_size: int | None = None,
-        limits: MemoryLimits | None = None,
-        use_eagle: bool = False,
+        kv_cache_group_id: int,
+        scheduler_block_size: int,
+        limits: MemoryLimits,
+        use_eagle: bool,
     ) -> None:
         if not isinstance(kv_cache_spec, self.spec_class):
             raise SpecKindError(
@@ -75,9 +75,9 @@ class SingleTypeKVCacheManager:
         self.block_pool = block_pool
         self.enable_caching = enable_caching and self.prefix_cacheable
         self.kv_cache_group_id = kv_cache_group_id
-        self.scheduler_block_size = scheduler_block_size or self.block_size
+        self.scheduler_block_size = scheduler_block_size
         self.use_eagle = use_eagle
-        self.max_admission_blocks_per_request = None if limits is None else self.max_blocks(limits)
+        self.max_admission_blocks_per_request = self.max_blocks(limits)
         self.req_to_blocks: dict[str, list[int]] = {}
         self.num_cached_block: dict[str, int] = {}
         """How many blocks of a request's table have been considered for keys."""
@@ -272,7 +272,7 @@ class SingleTypeKVCacheManager:
         index = self.block_pool.get_index(self.kv_cache_group_id)
         ahead = self._num_blocks_ahead
         end = self._aligned(min(max_length, (len(hashes) - ahead) * self.block_size))
-        while end > 0:
+        while end:
             block = end // self.block_size + ahead - 1
             first = self._num_skipped_blocks(end)
             while block >= first and hashes[block] in index:
@@ -303,7 +303,7 @@ class SingleTypeKVCacheManager:
         return int(self.use_eagle)
 
     def _aligned(self, num_tokens: int) -> int:
-        return num_tokens // self.scheduler_block_size * self.scheduler_block_size
+        return max(0, num_tokens // self.scheduler_block_size * self.scheduler_block_size)
 
     def _hashes(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
         return hashes_at(block_hashes, self.block_pool.hash_block_size, self.block_size)
@@ -316,13 +316,11 @@ class SingleTypeKVCacheManager:
         return max(0, self.table_length(slots) - start)
 
     def _is_useful(self, place: int) -> bool:
-        """Whether a hit can need the block there: one that ends next, or one that ends just before."""
+        """Whether a hit can need the block there: if any, then the shortest that reaches or looks so far."""
         if self.prefix_closed:
             return True
-        start = place * self.block_size
-        next_end = self._aligned(start) + self.scheduler_block_size
-        ahead = place > 0 and self._num_blocks_ahead > 0 and self._aligned(start) == start
-        return ahead or place >= self._num_skipped_blocks(next_end)
+        behind = (place - self._num_blocks_ahead) * self.block_size
+        return place >= self._num_skipped_blocks(self._aligned(behind) + self.scheduler_block_size)
 
     def _append_new(self, table: list[int], num_blocks: int) -> None:
         if num_blocks > 0:

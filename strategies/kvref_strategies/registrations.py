@@ -275,9 +275,10 @@ def conflicts(tree: ClassTree, managers: list[str], first: Registration) -> list
 
 
 def overrides(tree: ClassTree, managers: list[str], name: str) -> list[dict[str, Any]]:
-    """Every legal replacement of manager, uniform base, or both."""
+    """Every legal replacement of manager, uniform base, or both; the base alone as often as others."""
     bases = [None, *tree.named_ancestors(name)]
     both = [(manager, base) for base in bases for manager in [*managers, None] if manager or base]
+    both += [(None, base) for base in bases[1:] for _ in managers]
     return [{"spec_class": name, "manager": manager, "base": base} for manager, base in both]
 
 

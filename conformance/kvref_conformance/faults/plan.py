@@ -62,9 +62,9 @@ def one_group_whatever_the_managers() -> ReferenceTarget:
 def pages_that_do_not_divide_left_alone() -> ReferenceTarget:
     """A page of full attention of which the largest is no multiple stays as it is."""
 
-    def with_page(layer_name: str, spec: KVCacheSpec, page: int) -> KVCacheSpec:
+    def with_page(spec: KVCacheSpec, page: int) -> KVCacheSpec:
         alone = type(spec) is FullAttentionSpec and page % spec.page_size_bytes
-        return spec if alone else _with_page(layer_name, spec, page)
+        return spec if alone else _with_page(spec, page)
 
     break_it(planning, "_with_page", with_page)
     return ReferenceTarget()

@@ -53,7 +53,7 @@ def allocate(
         device,
         KVCacheLayout(layout),
         kernel_block_sizes=kernel_block_sizes(config, kernel_block_size),
-        contiguous=buffers == "one",
+        **({"contiguous": True} if buffers == "one" else {}),
     )
     zero = is_zero(caches.buffers)
     CURRENT.caches, CURRENT.model = caches, model

@@ -1,4 +1,4 @@
-"""The command line: `kvref check | fuzz | laws | doctor | replay | faults | hosts | matrix`."""
+"""The command line: `kvref check | fuzz | laws | explain | doctor | replay | faults | hosts | matrix`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvref_conformance import (
     matrix as matrices,
     schemas,
 )
-from kvref_conformance.check import NoSuchLaw, choose_baseline, loaded, select_laws
+from kvref_conformance.check import NoSuchLaw, choose_baseline, find_law, loaded, select_laws
 from kvref_conformance.ending import EXIT_INTERRUPTED, Group
 from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
@@ -42,6 +42,7 @@ from kvref_conformance.options import (
 from kvref_conformance.reached import needs_library
 from kvref_conformance.report import claim, progress, render, render_laws, write_report
 from kvref_conformance.report.doctor import render_target
+from kvref_conformance.report.explain import render_explanation
 from kvref_conformance.report.faults import page as fault_page, render_faults
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.fuzzing import render_fuzz, watching
@@ -241,6 +242,13 @@ def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
         click.echo(laws_page(selected), nl=False)
     else:
         render_laws(selected, Console(), verbose)
+
+
+@cli.command()
+@click.argument("law")
+def explain(law: str) -> None:
+    """Tell all of one LAW: what it asks for and why, what it needs, what breaks it, and what to do then."""
+    render_explanation(find_law(law), Console())
 
 
 @cli.command()

@@ -13,6 +13,7 @@ import click
 
 from kvref_conformance import baseline as baselines, fault_matrix, hosts as releases, schemas
 from kvref_conformance.check import NoSuchLaw
+from kvref_conformance.diff import UnusableReport
 from kvref_conformance.profile import ProfileError
 from kvref_conformance.reached import CannotMeasure
 from kvref_conformance.report import ForeignDirectory
@@ -37,6 +38,7 @@ _REFUSED = (
     NotJudged,
     CannotMeasure,
     ForeignDirectory,
+    UnusableReport,
     releases.HostError,
     baselines.BaselineError,
     schemas.InvalidDocument,

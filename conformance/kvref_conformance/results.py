@@ -41,6 +41,9 @@ class Verdict(StrEnum):
     INCOMPLETE = "incomplete"
 
 
+ALSO_BREAKS = "; also breaks in: "
+"""In the message of a row, in front of the facets that were not reduced and have no row."""
+
 EXIT_CODES = {
     Verdict.CONFORMANT: 0,
     Verdict.CONFORMANT_WITH_GAPS: 0,

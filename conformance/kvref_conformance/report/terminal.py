@@ -32,7 +32,7 @@ _STYLES = {
     Status.HOLDS: "green",
     Status.NOT_APPLICABLE: "dim",
 }
-_VERDICT_STYLES = {
+VERDICT_STYLES = {
     Verdict.CONFORMANT: "bold green",
     Verdict.CONFORMANT_WITH_GAPS: "bold green",
     Verdict.NOT_CONFORMANT: "bold red",
@@ -297,4 +297,4 @@ def _totals(result: Result, printer: Printer) -> None:
     printer.line(", ".join(about))
     totals = ", ".join(f"{count} {status}" for status, count in result.totals.items()) or "no law was run"
     printer.line(f"{totals}; {result.elapsed_seconds:.1f} s")
-    printer.line(f"verdict: {result.verdict}", style=_VERDICT_STYLES[result.verdict])
+    printer.line(f"verdict: {result.verdict}", style=VERDICT_STYLES[result.verdict])

@@ -10,15 +10,16 @@ from typing import Any, Literal
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-__all__ = ["BASELINE", "FAULTS", "FUZZ", "REPORT", "TRACE", "InvalidDocument", "schema", "validate"]
+__all__ = ["BASELINE", "DIFF", "FAULTS", "FUZZ", "REPORT", "TRACE", "InvalidDocument", "schema", "validate"]
 
-Name = Literal["report", "trace", "baseline", "profile", "fuzz", "faults"]
+Name = Literal["report", "trace", "baseline", "profile", "fuzz", "faults", "diff"]
 
 REPORT = "kvref.report/1"
 TRACE = "kvref.trace/1"
 BASELINE = "kvref.baseline/1"
 FUZZ = "kvref.fuzz/1"
 FAULTS = "kvref.faults/1"
+DIFF = "kvref.diff/1"
 
 _LONGEST = 300
 

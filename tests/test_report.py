@@ -26,7 +26,7 @@ from kvref_conformance.report import (
     trace_digest,
     write_report,
 )
-from kvref_conformance.report.files import repro_name, trace_name
+from kvref_conformance.report.names import repro_name, trace_name
 from kvref_conformance.report.narrate import describe_operation, describe_outcome, narrate
 from kvref_conformance.report.text import slug, visible
 from kvref_conformance.results import Level, Result, Row, Status, Trace

@@ -79,6 +79,8 @@ class Row:
     trace: Trace | None = None
     program: str | None = None
     """Source of the stand-alone program, for what broke in this run."""
+    events: list[list[dict[str, Any]]] | None = None
+    """What the operations of the trace answered, by run, for what is broken."""
 
     @property
     def title(self) -> str:

@@ -119,6 +119,8 @@ class Runner:
         for row in rows:
             self.confirmer.inherit(row)
         self._accept(rows)
+        shown = [row for row in rows if row.status is Status.BROKEN and row.law != ANSWERS.id]
+        in_parallel(self.confirmer.observe, shown, self._options.jobs)
         order = list(LAWS)
         rows.sort(key=lambda row: order.index(row.law))
         return Result(

@@ -16,7 +16,7 @@ from rich.text import Text
 from kvref_conformance.laws import LAWS
 from kvref_conformance.laws.core import Law
 from kvref_conformance.report.coverage import by_area, heading, percent, places, remarks
-from kvref_conformance.report.files import COVERAGE, repro_name
+from kvref_conformance.report.names import COVERAGE, repro_name
 from kvref_conformance.report.narrate import narrate, remark
 from kvref_conformance.report.text import visible
 from kvref_conformance.results import Level, Result, Row, Status, Verdict

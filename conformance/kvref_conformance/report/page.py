@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -68,6 +68,10 @@ class Finding:
     repro: str | None
 
     @property
+    def area(self) -> str:
+        return _area(self.row.law)
+
+    @property
     def remark(self) -> str:
         return remark(self.row)
 
@@ -76,7 +80,7 @@ class Finding:
         program = self.row.program
         return Source(program) if program is not None and len(program) <= _LONGEST_PROGRAM else None
 
-    @property
+    @cached_property
     def runs(self) -> list[Run]:
         """What its operations did, if that is known, or else which they are."""
         traced = self.row.trace["runs"][:_MOST_RUNS] if self.row.trace is not None else []
@@ -96,10 +100,9 @@ class LawLine:
     level: str
     law: Law | None
     rows: Sequence[Row]
-
-    @property
-    def area(self) -> str:
-        return self.id.partition(".")[0]
+    area: str
+    first: bool
+    """Of its area."""
 
     @property
     def examples(self) -> int:
@@ -168,11 +171,12 @@ def page(result: Result) -> bytes:
         policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
         about=_about(result),
+        capabilities=_capabilities(result),
         findings=findings,
         untold=untold,
         laws=laws,
         unlisted=unlisted,
-        areas=list(dict.fromkeys(row.law.partition(".")[0] for row in result.rows))[:_MOST_WORDS],
+        areas=list(dict.fromkeys(_area(row.law) for row in result.rows))[:_MOST_WORDS],
         not_run={
             title: _lines(by_reason(row for row in result.rows if row.status is status))
             for title, status in (
@@ -194,11 +198,18 @@ def _findings(result: Result) -> Iterator[Finding]:
         yield Finding(row, id(row) in failing, LAWS.get(row.law), trace_name(row), repro_name(row))
 
 
-def _laws(result: Result) -> list[LawLine]:
-    rows: dict[str, list[Row]] = {}
+def _laws(result: Result) -> Iterator[LawLine]:
+    """All of one area together."""
+    areas: dict[str, dict[str, list[Row]]] = {}
     for row in result.rows:
-        rows.setdefault(row.law, []).append(row)
-    return [LawLine(law, each[0].level, LAWS.get(law), each) for law, each in rows.items()]
+        areas.setdefault(_area(row.law), {}).setdefault(row.law, []).append(row)
+    for area, laws in areas.items():
+        for number, (law, rows) in enumerate(laws.items()):
+            yield LawLine(law, rows[0].level, LAWS.get(law), rows, area, number == 0)
+
+
+def _area(law: str) -> str:
+    return law.partition(".")[0]
 
 
 def _fitting(
@@ -206,19 +217,19 @@ def _fitting(
 ) -> tuple[list[Markup], int]:
     """Each in the first of its forms, the longest first, that there is room for; for how many there is none.
 
-    The shortest form has a quarter of the room for itself.
+    The shortest form has a quarter of the room for itself, and none takes more than an eighth.
     """
     told: list[Markup] = []
     untold = 0
-    reserve = room // 4
+    reserve, most = room // 4, room // 8
     for item in items:
         for form in forms:
-            least = reserve if form is not forms[-1] else 0
-            text = form(item) if room > least else Markup("")
-            left = room - len(text.encode("utf-8", "backslashreplace"))
-            if text and left >= least:
+            free = min(most, room - (reserve if form is not forms[-1] else 0))
+            text = form(item) if free > 0 else Markup("")
+            size = len(text.encode("utf-8", "backslashreplace"))
+            if 0 < size <= free:
                 told.append(text)
-                room = left
+                room -= size
                 break
         else:
             untold += 1
@@ -227,10 +238,8 @@ def _fitting(
 
 def _about(result: Result) -> dict[str, str]:
     """How it was run."""
-    target = result.target
     told = {
-        "target": f"{target['name']} {target['version']}",
-        "plugin": target.get("plugin") or "",
+        "plugin": result.target.get("plugin") or "",
         "depth": result.depth,
         "seed": f"{result.seed}",
         "baseline": result.baseline or "none",
@@ -239,11 +248,12 @@ def _about(result: Result) -> dict[str, str]:
         "took": f"{result.elapsed_seconds:.1f} s",
     }
     told |= dict(sorted(result.environment.items()))
-    told |= {
-        f"capability {name}": json.dumps(plain(value))
-        for name, value in sorted(result.target.get("capabilities", {}).items())
-    }
     return {name: value for name, value in [*told.items()][:_MOST_WORDS] if value}
+
+
+def _capabilities(result: Result) -> dict[str, str]:
+    declared = result.target.get("capabilities", {})
+    return {name: json.dumps(plain(value)) for name, value in sorted(declared.items())[:_MOST_WORDS]}
 
 
 def _lines(lines: Iterable[str]) -> Lines:
@@ -308,7 +318,14 @@ def _templates() -> Environment:
     )
     templates.globals["kinds"] = KINDS
     templates.filters["name"] = Name
+    templates.filters["marked"] = _marked
     return templates
+
+
+def _marked(text: str) -> Markup:
+    """A sentence of a law, with code where it has backticks."""
+    parts = (escape(shown(part, _LONGEST_TEXT)) for part in text.split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(p) if n % 2 else p for n, p in enumerate(parts))
 
 
 def _own(name: str) -> str:

@@ -6,7 +6,8 @@ What a target answers may be anything. What is not as the protocol has it is not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from kvref_conformance.report.narrate import describe_outcome, narrate
@@ -18,6 +19,10 @@ MOST_STEPS = 80
 """Operations that are told of one run, the last ones: the law breaks there."""
 _MOST_COLUMNS = 60
 _MOST_BLOCKS = 48
+_MOST_LOOKED_AT = 2_000
+_MOST_BARS = 600
+_MOST_PLACES = 600
+"""Of all tables behind the operations of a run."""
 _MOST_CELLS = 32
 """Of one table."""
 _MOST_TABLES = 16
@@ -39,8 +44,14 @@ class State:
     tables: Mapping[str, Sequence[Sequence[int]]]
     """The blocks of each group, by request; a pool has none."""
 
-    def holders(self, block: int) -> list[str]:
-        return [name for name, table in self.tables.items() if any(block in group for group in table)]
+    @cached_property
+    def holders(self) -> dict[int, list[str]]:
+        """The requests in whose tables a block is."""
+        found: dict[int, list[str]] = {}
+        for name, table in self.tables.items():
+            for block in {block for group in table for block in group}:
+                found.setdefault(block, []).append(name)
+        return found
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,8 @@ class Run:
     steps: Sequence[Step]
     skipped: int
     """Operations in front of these that are not told."""
+    without_tables: int
+    """Steps up to here are told without tables, for want of room."""
     chart: Chart | None
 
 
@@ -127,8 +140,20 @@ def run_of(flags: Sequence[str], operations: Sequence[Mapping[str, Any]]) -> Run
         tables = _tables(state, before, null, colours) if state is not None and changed else []
         steps.append(Step(number, line, _answer(event), tables))
         before = state or before
+    told_steps, without = _with_room(steps[-MOST_STEPS:])
     chart = _chart(states, null, reserved, colours)
-    return Run(" ".join(flags), steps[-MOST_STEPS:], max(0, len(steps) - MOST_STEPS), chart)
+    return Run(" ".join(flags), told_steps, max(0, len(steps) - MOST_STEPS), without, chart)
+
+
+def _with_room(steps: list[Step]) -> tuple[list[Step], int]:
+    """The steps, the last ones with tables, and the number of the last that has none for want of room."""
+    places = 0
+    for step in reversed(steps):
+        places += sum(len(group) for table in step.tables for group in table.groups)
+        if places > _MOST_PLACES:
+            kept = [each if each.number > step.number else replace(each, tables=[]) for each in steps]
+            return kept, step.number
+    return steps, 0
 
 
 def _lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -137,7 +162,7 @@ def _lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _answer(event: Mapping[str, Any]) -> str:
-    if "outcome" not in event:
+    if event.get("outcome", {"value": None}) == {"value": None}:
         return ""
     try:
         return describe_outcome(event["outcome"])
@@ -220,15 +245,19 @@ def _chart(
     kept = {*reserved, null}
     blocks = [
         block
-        for block in range(max((len(state.refs) for _, state in shown), default=0))
+        for block in range(min(_MOST_LOOKED_AT, max((len(state.refs) for _, state in shown), default=0)))
         if block not in kept and any(_kind(state, block, colours)[0] != "free" for _, state in shown)
     ]
     if not blocks:
         return None
-    left_out = [f"{len(columns) - len(shown)} columns in front"] if len(columns) > len(shown) else []
-    left_out += [f"{len(blocks) - _MOST_BLOCKS} more blocks"] if len(blocks) > _MOST_BLOCKS else []
+    more_blocks = len(blocks) - _MOST_BLOCKS
     blocks = blocks[:_MOST_BLOCKS]
-    bars = [bar for row, block in enumerate(blocks) for bar in _bars(row, block, shown, colours)]
+    while len(
+        bars := [bar for row, block in enumerate(blocks) for bar in _bars(row, block, shown, colours)]
+    ) > (_MOST_BARS):
+        shown = shown[(len(shown) + 1) // 2 :]
+    left_out = [f"{len(columns) - len(shown)} columns in front"] if len(columns) > len(shown) else []
+    left_out += [f"{more_blocks} more blocks"] if more_blocks > 0 else []
     kinds = {bar.kind for bar in bars}
     return Chart(
         width=_LEFT + _COLUMN * len(shown) + 2,
@@ -244,7 +273,7 @@ def _chart(
 
 KINDS = {
     "shared": "in tables of several requests",
-    "refs": "held, by as many as the number says",
+    "refs": "held, as often as the number says",
     "stray": "held, and in no table",
     "cached": "free, and still has a key",
     "lost": "neither free nor held",
@@ -255,7 +284,7 @@ KINDS = {
 
 def _kind(state: State, block: int, colours: Mapping[str, str]) -> tuple[str, str]:
     """What a block is, and a word to write into it."""
-    holders = state.holders(block)
+    holders = state.holders.get(block, [])
     held = state.refs[block] if block < len(state.refs) else 0
     if block in state.free and (holders or held):
         return "clash", " ".join(holders) or f"{held}"
@@ -283,7 +312,7 @@ def _bars(
         if kind != "free":
             x, y = _LEFT + _COLUMN * start, _TOP + _ROW * row
             first, last = columns[start][0], columns[end - 1][0]
-            when = f"behind step {first}" if first == last else f"behind steps {first} to {last}"
-            told = f"block {block}, {when}: {KINDS.get(kind, 'held by')} {label}".rstrip()
+            when = f"step {first}" if first == last else f"steps {first} to {last}"
+            told = f"block {block}, {when}: {KINDS.get(kind) or label}"
             yield Bar(x, y, _COLUMN * (end - start), kind, label[: 4 * (end - start)], told)
         start = end

@@ -21,7 +21,16 @@
       item.element.hidden = !shown;
       laws += shown && item.element.matches("tr");
     }
-    document.getElementById("count").textContent = `${laws} laws`;
+    let heading = null;
+    for (const row of document.querySelectorAll(".laws tbody tr")) {
+      if (row.matches(".area")) {
+        heading = row;
+        heading.hidden = true;
+      } else if (heading && !row.hidden) {
+        heading.hidden = false;
+      }
+    }
+    document.getElementById("count").textContent = laws === 1 ? "1 law" : `${laws} laws`;
   };
   form.addEventListener("input", show);
   form.addEventListener("submit", (event) => event.preventDefault());

@@ -63,6 +63,8 @@ class Finding:
 
     row: Row
     counts: bool
+    first: bool
+    """Of its law."""
     law: Law | None
     trace: str | None
     repro: str | None
@@ -194,8 +196,11 @@ def _findings(result: Result) -> Iterator[Finding]:
     """What is told row by row, that first which counts."""
     failing = {id(row) for row in result.failing}
     rows = [row for row in result.rows if row.status in _TOLD]
+    seen: set[str] = set()
     for row in sorted(rows, key=lambda row: (id(row) not in failing, _TOLD.index(row.status))):
-        yield Finding(row, id(row) in failing, LAWS.get(row.law), trace_name(row), repro_name(row))
+        counts, first = id(row) in failing, row.law not in seen
+        seen.add(row.law)
+        yield Finding(row, counts, first, LAWS.get(row.law), trace_name(row), repro_name(row))
 
 
 def _laws(result: Result) -> Iterator[LawLine]:

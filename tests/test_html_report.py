@@ -241,7 +241,7 @@ def test_coverage_is_told_where_it_was_measured() -> None:
     file = FileReached("toy/<pool>.py", [1, 2, 3, 4], frozenset({3, 4}), [(1, -1)], {})
     reached = Reached(["toy"], [], [file] * 101, ["toy/other.py"], [], [])
     parsed = harmless(page(result(broken(), coverage=reached)))
-    assert "lines no law reached: toy" in parsed.text
+    assert "Lines no law reached: toy." in parsed.text
     assert "202 of 404 lines were reached (50%)" in parsed.text
     assert "toy/<pool>.py 4 50% 1->exit, 3-4" in parsed.text
     assert "1 more files are in coverage.md" in parsed.text

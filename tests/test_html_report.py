@@ -173,7 +173,7 @@ def test_what_is_on_the_page() -> None:
     parsed = harmless(page(result(*rows, notes=["a note"])))
     head = parsed.text.partition("What does not hold")[0]
     assert head.startswith("kvref: toy 1, not conformant kvref check toy 1 not conformant broken 1 ")
-    for words in ("holds 2", "known 1", "depth quick", "took 41.2 s", "python 3.11.2", "zeroed true"):
+    for words in ("holds 2", "known 1", "depth quick", "took 41.2 s", "python 3.11.2", "zeroed = true"):
         assert words in head
     assert [found["data-status"] for found in parsed.all("article")] == ["broken", "incomplete", "known"]
     for words in (
@@ -374,6 +374,29 @@ def test_what_there_is_no_room_for_is_counted() -> None:
     assert shown < 3_000
     assert f"{3_000 - shown} more are not on this page" in parsed.text
     assert re.search(r"\d+ more laws are not on this page", parsed.text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", '"' * 2_000, "\U000e0001" * 2_000, "x" * 2_000], ids=["empty", "quotes", "tags", "long"]
+)
+def test_very_much_of_everything_stays_small(text: str) -> None:
+    names = [f"{number}{text}" for number in range(1_000)]
+    rows = [
+        Row(f"{name}.law", Level.SAFETY, name, status, name, message=name)
+        for name in names
+        for status in Status
+    ]
+    lines = [*range(1, 5_000)]
+    file = FileReached(text or "-", lines, frozenset(lines[::2]), [], {})
+    one = result(
+        *rows,
+        target={"name": text, "version": text, "plugin": text, "capabilities": dict.fromkeys(names, text)},
+        environment=dict.fromkeys(names, text),
+        notes=[text] * 100_000,
+        coverage=Reached(names, names, [file] * 1_000, names, names, names),
+    )
+    parsed = harmless(page(one))
+    assert re.search(r"and \d+ more, in report\.json", parsed.text)
 
 
 def test_long_programs_are_left_to_their_files() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,17 +23,18 @@ from kvref_conformance.report.text import visible, visible_lines
 from kvref_conformance.report.timeline import KINDS, Run, run_of
 from kvref_conformance.results import Reached, Result, Row, Status
 
-_ROOM_FOR_FINDINGS = 1_200_000
+_ROOM_FOR_FINDINGS = 1_100_000
 _ROOM_FOR_LAWS = 350_000
 _ROOM_FOR_LINES = 40_000
 """Bytes of the page: of all findings, of the table of laws, of each other list."""
 
 _LONGEST_NAME = 120
 _LONGEST_TEXT = 1_000
+_LONGEST_PLACES = 500
 _LONGEST_PROGRAM = 100_000
 _MOST_RUNS = 4
 _MOST_FILES = 100
-_MOST_WORDS = 100
+_MOST_WORDS = 50
 
 T = TypeVar("T")
 
@@ -173,7 +173,7 @@ def page(result: Result) -> bytes:
         policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
         about=_about(result),
-        capabilities=_capabilities(result),
+        capabilities=_lines(_capabilities(result)),
         findings=findings,
         untold=untold,
         laws=laws,
@@ -241,7 +241,7 @@ def _fitting(
     return told, untold
 
 
-def _about(result: Result) -> dict[str, str]:
+def _about(result: Result) -> dict[str, Name]:
     """How it was run."""
     told = {
         "plugin": result.target.get("plugin") or "",
@@ -253,20 +253,26 @@ def _about(result: Result) -> dict[str, str]:
         "took": f"{result.elapsed_seconds:.1f} s",
     }
     told |= dict(sorted(result.environment.items()))
-    return {name: value for name, value in [*told.items()][:_MOST_WORDS] if value}
+    return {name: Name(value) for name, value in [*told.items()][:_MOST_WORDS] if value}
 
 
-def _capabilities(result: Result) -> dict[str, str]:
-    declared = result.target.get("capabilities", {})
-    return {name: json.dumps(plain(value)) for name, value in sorted(declared.items())[:_MOST_WORDS]}
+def _capabilities(result: Result) -> Iterator[str]:
+    for name, value in sorted(result.target.get("capabilities", {}).items()):
+        yield f"{name} = {json.dumps(plain(value))}"
 
 
 def _lines(lines: Iterable[str]) -> Lines:
     """As many of them as there is room for."""
-    every = [shown(line, _LONGEST_TEXT) for line in lines]
-    sizes = itertools.accumulate(len(escape(line).encode("utf-8", "replace")) for line in every)
-    fit = sum(size <= _ROOM_FOR_LINES for size in sizes)
-    return Lines(every[:fit], len(every) - fit)
+    kept: list[str] = []
+    room = _ROOM_FOR_LINES
+    more = 0
+    for line in lines:
+        if room > 0:
+            kept.append(shown(line, _LONGEST_TEXT))
+            room -= len(f"  <li>{escape(kept[-1])}</li>\n".encode())
+        else:
+            more += 1
+    return Lines(kept, more)
 
 
 def _coverage(result: Result, reached: Reached) -> dict[str, Any]:
@@ -276,7 +282,7 @@ def _coverage(result: Result, reached: Reached) -> dict[str, Any]:
             len(file.lines),
             file.reached,
             percent(len(file.lines), file.reached),
-            ", ".join(places(file)),
+            shown(", ".join(places(file)), _LONGEST_PLACES),
         )
         for file in reached.files[:_MOST_FILES]
     ]

@@ -145,7 +145,7 @@ def test_report(kvref: Kvref, tmp_path: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     validate(report, "report")
     assert (report["verdict"], report["totals"]) == ("not conformant", {"broken": 2})
-    files = {"report.json", "junit.xml"}
+    files = {"report.json", "report.html", "junit.xml"}
     for row in report["laws"]:
         trace = json.loads((folder / row["trace"]).read_text())
         validate(trace, "trace")
@@ -159,7 +159,11 @@ def test_report(kvref: Kvref, tmp_path: Path) -> None:
     # An earlier report is replaced; --json prints what is in the new one.
     ran = kvref.check(TOY, *MERGE, "--report", folder, "--json")
     assert (ran.code, json.loads(ran.out)) == (0, json.loads((folder / "report.json").read_text()))
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["report.json", "junit.xml"]
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == [
+        "report.json",
+        "report.html",
+        "junit.xml",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["other", "file", "below a file"])

@@ -7,9 +7,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvref_conformance import proofs
+from kvref_conformance.diff import Kind, compare, document as diff_document
 from kvref_conformance.results import Level, Status, Verdict
 from kvref_conformance.schemas import (
     BASELINE,
+    DIFF,
     FAULTS,
     FUZZ,
     PROVE,
@@ -193,6 +195,12 @@ def prove() -> dict[str, Any]:
     }
 
 
+def diff() -> dict[str, Any]:
+    old = report()
+    old["laws"][0]["status"] = "holds"
+    return diff_document(compare(old, {**report(), "depth": "standard"}))
+
+
 DOCUMENTS = {
     "trace": trace,
     "baseline": baseline,
@@ -201,6 +209,7 @@ DOCUMENTS = {
     "fuzz": fuzz,
     "faults": faults,
     "prove": prove,
+    "diff": diff,
 }
 
 
@@ -213,6 +222,7 @@ def test_every_shipped_schema_is_a_schema_and_has_a_document_here() -> None:
         "fuzz": FUZZ,
         "faults": FAULTS,
         "prove": PROVE,
+        "diff": DIFF,
     }
     for name, versioned in versions.items():
         document = schema(name)
@@ -247,6 +257,10 @@ def test_the_vocabulary_is_that_of_results() -> None:
     assert document["properties"]["verdict"]["enum"] == [verdict.value for verdict in Verdict]
     contract = schema("prove")["$defs"]["contract"]["properties"]
     assert contract["verdict"]["enum"] == [verdict.value for verdict in proofs.Verdict]
+    of_diff = schema("diff")["$defs"]
+    assert of_diff["status"] == document["$defs"]["status"]
+    assert of_diff["report"]["properties"]["verdict"] == document["properties"]["verdict"]
+    assert of_diff["change"]["properties"]["kind"]["enum"] == [kind.value for kind in Kind]
 
 
 def test_traces_and_baselines_agree_on_runs() -> None:
@@ -287,6 +301,9 @@ def test_traces_and_baselines_agree_on_runs() -> None:
         ("report", ("coverage", "files", 0, "unreached"), [[7]], "$.coverage.files[0].unreached[0]"),
         ("report", ("coverage", "files", 0, "laws", "x"), ["3-4"], "$.coverage.files[0].laws.x[0]"),
         ("report", ("coverage", "percent"), 50, "$.coverage"),
+        ("diff", ("changes", 0, "new"), "passed", "$.changes[0].new"),
+        ("diff", ("changes", 0, "kind"), "worse", "$.changes[0].kind"),
+        ("diff", ("old", "laws"), [], "$.old"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import cast
 
 from kvref_conformance import baseline as baselines, hosts
 from kvref_conformance.baseline import NO_BASELINE, Baseline, BaselineError
-from kvref_conformance.laws import ANSWERS, LAWS
+from kvref_conformance.laws import ANSWERS, LAWS, Law
 from kvref_conformance.profile import NO_PROFILE, Profile, choose_profile
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result
@@ -31,7 +32,7 @@ BACKENDS = ("hypothesis", "crosshair")
 
 
 class NoSuchLaw(ValueError):
-    """A pattern that matches no law."""
+    """An id that no law has, or a pattern that matches none."""
 
 
 class BackendRefused(ValueError):
@@ -62,6 +63,17 @@ def select_laws(patterns: Sequence[str]) -> tuple[str, ...]:
                 f"{', '.join(dict.fromkeys(law.area for law in LAWS.values()))})"
             )
     return tuple(law for law in LAWS if not patterns or any(fnmatch.fnmatchcase(law, p) for p in patterns))
+
+
+def find_law(name: str) -> Law:
+    """The law with this id. Raises `NoSuchLaw`, which names those that may be meant."""
+    if name in LAWS:
+        return LAWS[name]
+    # An area, or what stands behind it, is enough to be close.
+    close = [law for law in LAWS if name in law.split(".")]
+    close += difflib.get_close_matches(name, LAWS, n=5)
+    meant = f"did you mean {', '.join(dict.fromkeys(close))}? " if close else ""
+    raise NoSuchLaw(f"no law is called {name!r}; {meant}'kvref laws' lists them")
 
 
 def prepare(

@@ -1,4 +1,4 @@
-"""The command line: `kvref check | fuzz | prove | laws | doctor | replay | faults | hosts | matrix`."""
+"""The command line: what there is to call; what a command does is elsewhere."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from rich.console import Console
 import kvref
 from kvref_conformance import (
     baseline as baselines,
+    diff as diffs,
     fault_matrix,
     hosts as releases,
     matrix as matrices,
     schemas,
 )
-from kvref_conformance.check import NoSuchLaw, choose_baseline, is_symbolic, loaded, select_laws
+from kvref_conformance.check import NoSuchLaw, choose_baseline, find_law, is_symbolic, loaded, select_laws
 from kvref_conformance.ending import EXIT_INTERRUPTED, Group
 from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
@@ -46,9 +47,11 @@ from kvref_conformance.options import (
 from kvref_conformance.prove import document, exit_code, prove as prove_all, select
 from kvref_conformance.reached import needs_library
 from kvref_conformance.report import claim, progress, render, render_laws, write_report
+from kvref_conformance.report.diff import badge as verdict_badge, markdown as diff_markdown, render_diff
 from kvref_conformance.report.doctor import render_target
+from kvref_conformance.report.explain import render_explanation
 from kvref_conformance.report.faults import page as fault_page, render_faults
-from kvref_conformance.report.files import report_document
+from kvref_conformance.report.files import report_document, write
 from kvref_conformance.report.fuzzing import render_fuzz, watching
 from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.report.proving import render_count, render_proof
@@ -297,6 +300,13 @@ def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
 
 
 @cli.command()
+@click.argument("law")
+def explain(law: str) -> None:
+    """Tell all of one LAW: what it asks for and why, what it needs, what breaks it, and what to do then."""
+    render_explanation(find_law(law), Console())
+
+
+@cli.command()
 @target_options
 def doctor(
     choice: Choice,
@@ -341,6 +351,41 @@ def replay(
         context.exit(0)
     click.echo(f"breaks\n  expected  {visible(broken.expected)}\n  observed  {visible(broken.observed)}")
     context.exit(1)
+
+
+@cli.command()
+@click.argument("old", type=click.Path(exists=True, path_type=Path))
+@click.argument("new", type=click.Path(exists=True, path_type=Path))
+@click.option("--markdown", "told", flag_value="markdown", help="Print a summary for a pull request.")
+@click.option("--json", "told", flag_value="json", help="Print the changes as JSON.")
+@click.option(
+    "--badge",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=as_writable,
+    help="Also write NEW's verdict to this file, for a badge of shields.io.",
+)
+@click.pass_context
+def diff(context: click.Context, old: Path, new: Path, told: str | None, badge: Path | None) -> None:
+    """Tell what has changed from report OLD to report NEW: files report.json, or their folders.
+
+    A row got worse if it held and does not, if it is broken or stale now, or if it was judged and now could
+    not be. What was different when the reports were made (depth, seed, versions, ...) is told.
+
+    \b
+    Exit codes:  0  nothing got worse
+                 1  something did
+                 2  bad usage, or a file is no report that this version can read
+    """
+    changed = diffs.compare(diffs.read(old), diffs.read(new))
+    if badge is not None:
+        write(badge, verdict_badge(changed.new))
+    if told == "json":
+        click.echo(json.dumps(diffs.document(changed), indent=1))
+    elif told == "markdown":
+        click.echo(diff_markdown(changed), nl=False)
+    else:
+        render_diff(changed, Console())
+    context.exit(1 if changed.worse else 0)
 
 
 @cli.command()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvref_conformance.inherited import stock_trace
-from kvref_conformance.laws import ANSWERS, LAWS, Law, LawBroken
+from kvref_conformance.laws import ANSWERS, LAWS, Law, LawBroken, Runs
 from kvref_conformance.programs import ProgramError, Source, stand_alone_program
 from kvref_conformance.reducer import MAX_SECONDS, reduce_death
-from kvref_conformance.report.files import trace_digest
+from kvref_conformance.report.names import trace_digest
 from kvref_conformance.results import Row, Status, Trace
 from kvref_conformance.schemas import TRACE
 from kvref_conformance.session import NotJudged, execute, run_program
@@ -162,6 +162,19 @@ class Confirmer:
         if ended != 1:
             row.status = Status.UNCONFIRMED
             row.message += f"; its program did not exit with 1 but: {ended}"
+
+    def observe(self, row: Row) -> None:
+        """Run a broken row's trace once more, for what each operation answers: a trace does not tell."""
+        if row.trace is None:
+            return
+        runs: Runs = []
+        try:
+            runs = execute(row.trace, self._running.addresses, self._worker.timeout)
+            LAWS[row.law].check(runs)
+        except LawBroken as broken:
+            row.events = runs if row.facet in broken.facets else None
+        except Exception:  # a target may answer otherwise this time; its program has shown what is broken
+            return
 
     def inherit(self, row: Row) -> None:
         """Call a broken row inherited if the stock ancestors of a plugin's classes break it without it."""

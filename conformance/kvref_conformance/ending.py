@@ -13,6 +13,7 @@ import click
 
 from kvref_conformance import baseline as baselines, fault_matrix, hosts as releases, schemas
 from kvref_conformance.check import BackendRefused, NoSuchLaw
+from kvref_conformance.diff import UnusableReport
 from kvref_conformance.profile import ProfileError
 from kvref_conformance.prove import CannotProve
 from kvref_conformance.reached import CannotMeasure
@@ -40,6 +41,7 @@ _REFUSED = (
     CannotMeasure,
     CannotProve,
     ForeignDirectory,
+    UnusableReport,
     releases.HostError,
     baselines.BaselineError,
     schemas.InvalidDocument,

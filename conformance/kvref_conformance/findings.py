@@ -15,15 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from kvref_conformance.laws import LAWS
-from kvref_conformance.report.files import (
-    ForeignDirectory,
-    as_json,
-    claim,
-    plain,
-    repro_name,
-    trace_name,
-    write,
-)
+from kvref_conformance.report.files import ForeignDirectory, as_json, claim, write
+from kvref_conformance.report.names import plain, repro_name, trace_name
 from kvref_conformance.results import Row, Status
 from kvref_conformance.schemas import FUZZ, InvalidDocument, validate
 

@@ -41,6 +41,9 @@ class Verdict(StrEnum):
     INCOMPLETE = "incomplete"
 
 
+ALSO_BREAKS = "; also breaks in: "
+"""In the message of a row, in front of the facets that were not reduced and have no row."""
+
 EXIT_CODES = {
     Verdict.CONFORMANT: 0,
     Verdict.CONFORMANT_WITH_GAPS: 0,
@@ -76,6 +79,8 @@ class Row:
     trace: Trace | None = None
     program: str | None = None
     """Source of the stand-alone program, for what broke in this run."""
+    events: list[list[dict[str, Any]]] | None = None
+    """What the operations of the trace answered, by run, for what is broken."""
 
     @property
     def title(self) -> str:

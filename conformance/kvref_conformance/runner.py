@@ -17,7 +17,7 @@ from kvref_conformance.profile import NO_PROFILE, Profile
 from kvref_conformance.reached import add_up
 from kvref_conformance.reducer import MAX_SECONDS
 from kvref_conformance.report.progress import Progress
-from kvref_conformance.results import Reached, Result, Row, Status
+from kvref_conformance.results import ALSO_BREAKS, Reached, Result, Row, Status
 from kvref_conformance.session import NotJudged
 from kvref_conformance.subjects import ALL_OPERATIONS, of_unknown_kind, subjects_of
 from kvref_conformance.targets.plugins import NO_PLUGIN
@@ -127,6 +127,8 @@ class Runner:
         for row in rows:
             self.confirmer.inherit(row)
         self._accept(rows)
+        shown = [row for row in rows if row.status is Status.BROKEN and row.law != ANSWERS.id]
+        in_parallel(self.confirmer.observe, shown, self._options.jobs)
         order = list(LAWS)
         rows.sort(key=lambda row: order.index(row.law))
         return Result(
@@ -292,7 +294,7 @@ class Runner:
             # Where one trace shows two facets, and one of them is accepted, the trace is.
             own = _distinct(sorted(own, key=lambda row: self._profile.failure(row) is None))
             if findings["unreduced"] and own:
-                own[-1].message += f"; also breaks in: {', '.join(findings['unreduced'])}"
+                own[-1].message += f"{ALSO_BREAKS}{', '.join(findings['unreduced'])}"
             reason = _why_incomplete(unit, findings["examples"])
             if reason and not own:
                 unobserved = unit.workload.unobserved if unit.findings and not unit.death else ""

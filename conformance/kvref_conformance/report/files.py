@@ -1,10 +1,8 @@
-"""Write a run's result to a directory: report.json, junit.xml, coverage.md, traces/*.json and repro/*.py."""
+"""Write a run's result to a directory: report.json and what else there is of it, traces and programs."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import os
 import re
 import secrets
@@ -14,11 +12,11 @@ from typing import Any
 
 from kvref_conformance.report.coverage import coverage_document, coverage_page
 from kvref_conformance.report.junit import junit
-from kvref_conformance.report.text import slug
-from kvref_conformance.results import Result, Row, Trace
+from kvref_conformance.report.names import COVERAGE, PAGE, plain, repro_name, trace_name
+from kvref_conformance.report.page import page
+from kvref_conformance.results import Result, Row
 from kvref_conformance.schemas import REPORT, validate
 
-COVERAGE = "coverage.md"
 _GENERATED = re.compile(r".*-[0-9a-f]{8}\.(json|py)|\..*\.tmp")
 """Names in traces/ and repro/ that a report may have left: what else lies there is the user's."""
 
@@ -93,23 +91,6 @@ def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
             raise foreign(f"its {folder} is not a directory of its own")
 
 
-def trace_digest(trace: Trace) -> str:
-    """Eight hex digits that name a trace: same law, subject, facet and runs, same digest."""
-    named = plain([trace["law"], trace["subject"], trace["facet"], trace["runs"]])
-    canonical = json.dumps(named, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:8]
-
-
-def trace_name(row: Row) -> str | None:
-    """Where the report directory keeps the trace of a row."""
-    return f"traces/{_stem(row)}.json" if row.trace is not None else None
-
-
-def repro_name(row: Row) -> str | None:
-    """Where the report directory keeps the stand-alone program of a row."""
-    return f"repro/{_stem(row)}.py" if row.program is not None else None
-
-
 def report_document(result: Result) -> dict[str, Any]:
     """The result as a `kvref.report/1` document, also what `--json` prints."""
     document: dict[str, Any] = plain(
@@ -142,7 +123,7 @@ def _contents(result: Result) -> dict[str, bytes]:
     """Every file of the report, by name. All are made and checked before the first is written."""
     report = report_document(result)
     validate(report, "report")
-    contents = {"report.json": as_json(report), "junit.xml": junit(result)}
+    contents = {"report.json": as_json(report), PAGE: page(result), "junit.xml": junit(result)}
     if result.coverage is not None:
         contents[COVERAGE] = coverage_page(result, result.coverage).encode("utf-8", "backslashreplace")
     for row in result.rows:
@@ -174,25 +155,6 @@ def _row(row: Row) -> dict[str, Any]:
         "trace": trace_name(row),
         "repro": repro_name(row),
     }
-
-
-def _stem(row: Row) -> str:
-    trace = row.trace or {"law": row.law, "subject": row.subject, "facet": row.facet, "runs": []}
-    return f"{slug(row.law)}-{trace_digest(trace)}"
-
-
-def plain(value: Any) -> Any:
-    """Strict JSON for any value: what JSON cannot say becomes `{"opaque": repr}`, as in `kvref.target`."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float() if math.isfinite(value):
-            return value
-        case Mapping():
-            return {str(key): plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [plain(item) for item in value]
-    return {"opaque": repr(value)}
 
 
 def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:

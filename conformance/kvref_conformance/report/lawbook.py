@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
-from kvref_conformance.faults import FAULTS, REPORTED
+from kvref_conformance.fault_matrix import Fault, faults
 from kvref_conformance.laws import Law
 from kvref_strategies.catalogue import WORKLOADS
 
@@ -28,21 +28,19 @@ def laws_page(laws: Iterable[Law]) -> str:
             area = law.area
             lines.append(f"## {area}\n")
         workload = WORKLOADS.get(law.workload)
-        faults = [f"`{_short(name)}`" for name, broken in FAULTS.items() if broken == law.id]
+        faults = [f"`{fault.name}`" for fault in faults_of(law) if not fault.source]
         reported = [
-            f"* reported as {fault.source}: `{_short(name)}`"
+            f"* reported as {fault.source}: `{fault.name}`"
             + (f", found from the depth {fault.depth} on" if fault.depth != "quick" else "")
-            for name, fault in REPORTED.items()
-            if fault.law == law.id
+            for fault in faults_of(law)
+            if fault.source
         ]
         lines += [
             f"### {law.id}\n",
             f"{law.statement} *({law.level})*\n",
             f"{law.why} Sources: {', '.join(law.sources)}.\n",
-            f"* check: `{_place(law.check)}`",
-            f"* workload: `{workload.name}`, `{_place(workload.examples)}`"
-            if workload
-            else "* workload: all",
+            f"* check: `{place(law.check)}`",
+            f"* workload: `{workload.name}`, `{place(workload.examples)}`" if workload else "* workload: all",
             *(f"* needs the capability `{name}`" for name in law.capabilities),
             f"* faults: {', '.join(faults)}",
             *reported,
@@ -51,10 +49,12 @@ def laws_page(laws: Iterable[Law]) -> str:
     return "\n".join(lines)
 
 
-def _short(fault: str) -> str:
-    return fault.partition("faults.")[2]
+def faults_of(law: Law) -> list[Fault]:
+    """The faults that the law is there to find: its own first, then those that were reported."""
+    return [fault for fault in faults() if fault.law == law.id]
 
 
-def _place(thing: object) -> str:
+def place(thing: object) -> str:
+    """Where a function or a class is."""
     module = inspect.getmodule(thing)
     return f"{module.__name__ if module else '?'}.{getattr(thing, '__name__', '?')}"

@@ -16,7 +16,7 @@ from rich.text import Text
 from kvref_conformance.laws import LAWS
 from kvref_conformance.laws.core import Law
 from kvref_conformance.report.coverage import by_area, heading, percent, places, remarks
-from kvref_conformance.report.files import COVERAGE, repro_name
+from kvref_conformance.report.names import COVERAGE, repro_name
 from kvref_conformance.report.narrate import narrate, remark
 from kvref_conformance.report.text import visible
 from kvref_conformance.results import Level, Result, Row, Status, Verdict
@@ -32,7 +32,7 @@ _STYLES = {
     Status.HOLDS: "green",
     Status.NOT_APPLICABLE: "dim",
 }
-_VERDICT_STYLES = {
+VERDICT_STYLES = {
     Verdict.CONFORMANT: "bold green",
     Verdict.CONFORMANT_WITH_GAPS: "bold green",
     Verdict.NOT_CONFORMANT: "bold red",
@@ -297,4 +297,4 @@ def _totals(result: Result, printer: Printer) -> None:
     printer.line(", ".join(about))
     totals = ", ".join(f"{count} {status}" for status, count in result.totals.items()) or "no law was run"
     printer.line(f"{totals}; {result.elapsed_seconds:.1f} s")
-    printer.line(f"verdict: {result.verdict}", style=_VERDICT_STYLES[result.verdict])
+    printer.line(f"verdict: {result.verdict}", style=VERDICT_STYLES[result.verdict])

@@ -12,6 +12,7 @@ from jsonschema.exceptions import best_match
 
 __all__ = [
     "BASELINE",
+    "DIFF",
     "FAULTS",
     "FUZZ",
     "PROVE",
@@ -23,7 +24,7 @@ __all__ = [
     "validate",
 ]
 
-Name = Literal["report", "trace", "baseline", "profile", "fuzz", "faults", "prove"]
+Name = Literal["report", "trace", "baseline", "profile", "fuzz", "faults", "prove", "diff"]
 
 REPORT = "kvref.report/1"
 TRACE = "kvref.trace/1"
@@ -31,6 +32,7 @@ BASELINE = "kvref.baseline/1"
 FUZZ = "kvref.fuzz/1"
 FAULTS = "kvref.faults/1"
 PROVE = "kvref.prove/1"
+DIFF = "kvref.diff/1"
 
 _LONGEST = 300
 

@@ -1,0 +1,149 @@
+"""Tell what has changed between two reports: on a terminal, for a pull request, as a badge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+
+from kvref_conformance.diff import Change, Condition, Diff, Kind
+from kvref_conformance.report.terminal import VERDICT_STYLES, Printer
+from kvref_conformance.report.text import visible
+from kvref_conformance.results import Level, Status, Verdict
+
+_TITLES = {
+    Kind.BROKEN: "newly broken",
+    Kind.STALE: "newly stale",
+    Kind.OPEN: "not judged to the end",
+    Kind.KNOWN: "newly known",
+    Kind.UNJUDGED: "no longer judged",
+    Kind.GONE: "disappeared",
+    Kind.MENDED: "mended",
+    Kind.JUDGED: "judged now",
+    Kind.NEW: "appeared",
+}
+_COLOURS = {
+    Verdict.CONFORMANT: "brightgreen",
+    Verdict.CONFORMANT_WITH_GAPS: "green",
+    Verdict.NOT_CONFORMANT: "red",
+    Verdict.INCOMPLETE: "yellow",
+}
+
+_LONGEST_NAME = 80
+_LONGEST_TEXT = 300
+_MOST_LINES = 40
+"""Of one kind in a summary: a comment may not have more than 65,536 characters."""
+
+
+def render_diff(diff: Diff, console: Console) -> None:
+    """Print it: what was different, what changed, the counts, and the verdicts last."""
+    printer = Printer(console)
+    for condition in diff.conditions:
+        printer.line("differs", style="yellow", after=f"  {_condition(condition)}")
+    if diff.conditions:
+        printer.blank()
+    for worse, kind, changes in _groups(diff):
+        style = "bold red" if worse else "green" if kind in (Kind.MENDED, Kind.JUDGED) else "cyan"
+        printer.line(_heading(worse, kind, changes), style=style)
+        for change in changes:
+            printer.line(_title(change), indent=2, after=f"  {_became(change)}")
+            for label, told in _why(change):
+                printer.line(f"{label:8}  {told}", indent=4)
+        printer.blank()
+    for status, before, now in _totals(diff):
+        printer.line(f"{status:16} {before:6} -> {now}")
+    printer.line(_conclusion(diff), style="bold red" if diff.worse else "bold green")
+    old, new = diff.old["verdict"], diff.new["verdict"]
+    printer.line(f"verdict: {old} -> {new}", style=VERDICT_STYLES[Verdict(new)])
+
+
+def markdown(diff: Diff) -> str:
+    """A summary for a pull request. All that comes from a target is in code spans."""
+    old, new = diff.old["verdict"], diff.new["verdict"]
+    target = diff.new["target"]
+    name = _code(" ".join(filter(None, (target["name"], target["version"], target["plugin"]))))
+    lines = [f"### kvref: {new}", "", f"{name}, before: {old}. {_conclusion(diff).capitalize()}.", ""]
+    if diff.conditions:
+        lines += ["The reports were not made alike:", ""]
+        lines += [f"* {_code(_condition(condition))}" for condition in diff.conditions] + [""]
+    for worse, kind, changes in _groups(diff):
+        lines += [f"#### {_heading(worse, kind, changes).capitalize()}", ""]
+        for change in changes[:_MOST_LINES]:
+            lines.append(f"* {_code(_title(change))} {_became(change)}")
+            lines += [f"  * {label}: {_code(told)}" for label, told in _why(change)]
+        if more := len(changes) - _MOST_LINES:
+            lines += [f"* and {more} more"] if more > 0 else []
+        lines.append("")
+    lines += ["| state | before | now |", "|---|--:|--:|"]
+    lines += [f"| {status} | {before} | {now} |" for status, before, now in _totals(diff)]
+    return "\n".join([*lines, ""])
+
+
+def badge(report: Mapping[str, Any]) -> bytes:
+    """The verdict of a report, as shields.io wants it from an endpoint."""
+    verdict = Verdict(report["verdict"])
+    told = {"schemaVersion": 1, "label": "kvref", "message": verdict.value, "color": _COLOURS[verdict]}
+    return (json.dumps(told) + "\n").encode("ascii")
+
+
+def _groups(diff: Diff) -> Iterator[tuple[bool, Kind, list[Change]]]:
+    for (worse, kind), changes in groupby(diff.changes, lambda change: (change.worse, change.kind)):
+        yield worse, kind, list(changes)
+
+
+def _heading(worse: bool, kind: Kind, changes: Sequence[Change]) -> str:
+    held = " (held before)" if worse and kind in (Kind.KNOWN, Kind.UNJUDGED, Kind.GONE) else ""
+    return f"{_TITLES[kind]}{held}: {len(changes)}"
+
+
+def _title(change: Change) -> str:
+    law, subject, facet = (
+        visible(name, _LONGEST_NAME) for name in (change.row["id"], change.row["subject"], change.facet)
+    )
+    about = ": ".join(filter(None, (subject, facet)))
+    return f"{law} [{about}]" if about else law
+
+
+def _became(change: Change) -> str:
+    level = " (robustness)" if change.row["level"] == Level.ROBUSTNESS else ""
+    return f"{change.old or 'absent'} -> {change.new or 'absent'}{level}"
+
+
+def _why(change: Change) -> Iterator[tuple[str, str]]:
+    """What a reader has to know at once: why it is not, or no longer, in order."""
+    row = change.row
+    if change.new is Status.BROKEN and row["observed"]:
+        yield "expected", visible(row["expected"], _LONGEST_TEXT)
+        yield "observed", visible(row["observed"], _LONGEST_TEXT)
+    elif change.new not in (None, Status.HOLDS) and row["message"]:
+        yield "reason", visible(row["message"], _LONGEST_TEXT)
+
+
+def _condition(condition: Condition) -> str:
+    old, new = (
+        "not told" if value is None else visible(json.dumps(value, sort_keys=True), _LONGEST_TEXT)
+        for value in (condition.old, condition.new)
+    )
+    return f"{visible(condition.what, _LONGEST_NAME)}: {old} -> {new}"
+
+
+def _totals(diff: Diff) -> Iterator[tuple[str, int, int]]:
+    old, new = diff.old["totals"], diff.new["totals"]
+    for status in Status:
+        if status in old or status in new:
+            yield status.value, old.get(status, 0), new.get(status, 0)
+
+
+def _conclusion(diff: Diff) -> str:
+    worse = sum(change.worse for change in diff.changes)
+    others = len(diff.changes) - worse
+    if not diff.changes:
+        return "nothing changed"
+    return f"{worse or 'nothing'} got worse, {others or 'nothing'} changed otherwise"
+
+
+def _code(text: str) -> str:
+    return f"`{visible(text, 3 * _LONGEST_TEXT).replace('`', chr(39))}`"

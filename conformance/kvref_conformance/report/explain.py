@@ -1,0 +1,173 @@
+"""Tell all there is to know of one law, on a terminal."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kvref_conformance.capabilities import CAPABILITIES
+from kvref_conformance.fault_matrix import Fault
+from kvref_conformance.laws import ANSWERS, Law
+from kvref_conformance.report.lawbook import faults_of, place
+from kvref_conformance.report.terminal import Printer
+from kvref_conformance.results import Level
+from kvref_conformance.trials import DEPTH
+from kvref_strategies.catalogue import WORKLOADS
+from kvref_strategies.workload import Workload
+
+_LEVELS = {
+    Level.SAFETY: "whoever breaks it is not conformant",
+    Level.ROBUSTNESS: "whoever breaks it is not conformant with --strict only",
+}
+
+
+def render_explanation(law: Law, console: Console) -> None:
+    """Print it, part by part. Commands are not folded, so that they can be copied."""
+    printer = Printer(console)
+    printer.line(law.id, style="bold", after=f"  {law.level}: {_LEVELS[law.level]}")
+    printer.line(law.statement, indent=2)
+    faults = faults_of(law)
+    parts = {
+        "why": [law.why],
+        "sources": law.sources,
+        "what is judged": [*_paragraphs(law.check), f"check: {place(law.check)}"],
+        "examples": _examples(law),
+        "what it needs": _needs(law),
+        "what breaks it in the reference": [_cause(fault) for fault in faults],
+    }
+    for title, lines in parts.items():
+        _title(printer, title)
+        for line in lines:
+            printer.line(line, indent=2)
+    _title(printer, "a smallest example of it, in the reference")
+    for fault in faults:
+        printer.whole(f"  {_check_of(fault)}")
+    _title(printer, "how soon it is found, and by which other laws")
+    printer.whole(f"  kvref faults --area {law.area}")
+    _title(printer, "if it is broken")
+    for line in _remedy(law):
+        printer.line(line, indent=2)
+
+
+def _title(printer: Printer, title: str) -> None:
+    printer.blank()
+    printer.line(title, style="bold")
+
+
+def _paragraphs(thing: object) -> list[str]:
+    """The docstring, a line for each paragraph."""
+    told = inspect.getdoc(thing) or ""
+    return [" ".join(paragraph.split()) for paragraph in told.split("\n\n")]
+
+
+def _examples(law: Law) -> Iterator[str]:
+    workload = WORKLOADS.get(law.workload)
+    if workload is None:
+        yield "every operation of every workload"
+        return
+    made = "state machine" if isinstance(workload.examples, type) else "strategy"
+    yield f"workload {workload.name}, by the {made} {place(workload.examples)}"
+    if workload.isolated:
+        yield "each in processes of its own"
+    if workload.driven is not None:
+        yield f"and long ones made of numbers, at the depths {' and '.join(workload.driven.examples)}"
+
+
+def _needs(law: Law) -> Iterator[str]:
+    workload = WORKLOADS.get(law.workload)
+    if workload is None:
+        yield "nothing but a target"
+        return
+    for part, operations in _parts(workload).items():
+        asked = f", with {', '.join(operations)}" if operations else ""
+        yield f"the part {part} of the target (docs/targets.md){asked}"
+    for name in law.capabilities:
+        capability = CAPABILITIES[name]
+        yield f"the capability {name}: {capability.what}"
+        yield (
+            f"  declared in kvref.toml, below [capabilities], as for instance {name} = "
+            f"{_toml(_instance(capability.value))}; or by the target itself (docs/profile.md)"
+        )
+
+
+def _parts(workload: Workload) -> dict[str, list[str]]:
+    """The parts of a target, and what of each not every target has."""
+    parts: dict[str, list[str]] = {}
+    for name in workload.parts:
+        part, _, operation = name.partition(".")
+        parts.setdefault(part, []).extend([operation] if operation else [])
+    return parts
+
+
+def _instance(schema: Mapping[str, Any]) -> object:
+    """A value that follows the schema of a capability."""
+    match schema:
+        case {"enum": [first, *_]}:
+            return first
+        case {"type": "boolean"}:
+            return True
+        case {"type": "array", "items": {"enum": [*values]}}:
+            return values
+        case {"type": "object", "properties": properties, "required": required}:
+            return {name: _instance(properties[name]) for name in required}
+    raise NotImplementedError(f"an example of what follows {schema}")
+
+
+def _toml(value: object) -> str:
+    """Plain data as TOML in one line."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name} = {_toml(item)}' for name, item in value.items())}}}"
+    return json.dumps(value)
+
+
+def _cause(fault: Fault) -> str:
+    reported = f"reported as {fault.source}" if fault.source else "deliberate"
+    depth = f", found from the depth {fault.depth} on" if fault.depth != DEPTH else ""
+    return f"{fault.name} ({reported}{depth}): {_said(fault)}"
+
+
+def _said(fault: Fault) -> str:
+    """What a fault does, in its own words."""
+    module, _, name = fault.target.partition(":")
+    said = _docstrings(module)[name]
+    return said.removesuffix(f" ({fault.source}).") + "." if said.endswith(f"({fault.source}).") else said
+
+
+@functools.cache
+def _docstrings(module: str) -> dict[str, str]:
+    """Of a module's functions. It is read, not imported: it would bring PyTorch along."""
+    spec = importlib.util.find_spec(module)
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    return {node.name: " ".join((ast.get_docstring(node) or "").split()) for node in functions}
+
+
+def _check_of(fault: Fault) -> str:
+    """The command that shows it, without much else."""
+    # Asked alone, that law is judged by all that there is.
+    others = "--laws 'spec.*' " if fault.law == ANSWERS.id else ""
+    deep = f" --depth {fault.depth}" if fault.depth != DEPTH else ""
+    return f"kvref check {fault.target} {others}--laws {fault.law}{deep}"
+
+
+def _remedy(law: Law) -> Iterator[str]:
+    workload = WORKLOADS.get(law.workload)
+    yield (
+        f"1. Get its program: kvref check TARGET --laws {law.id} --report DIR writes it to DIR/repro. It has "
+        "the operations, the calls of your own API, and the comparison, and needs nothing of kvref."
+    )
+    where = f"what you have behind {', '.join(_parts(workload))}" if workload else "the last operation"
+    yield f"2. Look first at {where}: does it do one of the things that break the reference?"
+    yield f"3. When it is mended: kvref check TARGET --laws {law.id} --depth standard"
+    yield (
+        "If it cannot be mended now, list it under [[known]] in kvref.toml, with an issue and a day; if your "
+        "implementation is different on purpose, declare that: docs/profile.md tells how, by difference."
+    )

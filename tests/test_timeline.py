@@ -63,7 +63,7 @@ def test_blocks_are_followed_through_the_steps() -> None:
         "2": [("h0", "r1", 2), ("cached", "key", 1)],
     }
     assert run.chart is not None
-    # A step after which all is as before has no column.
+    # A step after which all is as before has no column, unless it is the last.
     assert [number for _, number in run.chart.columns] == [1, 2, 4, 5]
     assert run.chart.requests == [("r1", "h0"), ("r2", "h1")]
     assert run.chart.kinds == ["shared", "cached"]
@@ -84,6 +84,14 @@ def test_blocks_are_followed_through_the_steps() -> None:
     }
 
 
+def test_the_last_step_is_drawn_though_it_changed_nothing() -> None:
+    held = probe([2, 3, 4], [0, 1, 0, 0, 0, 1], {"r1": [[1]]})
+    run = cache(op("cache.allocate"), held, op("cache.new_step"), held, op("cache.free"), held)
+    assert run.chart is not None
+    assert [number for _, number in run.chart.columns] == [2, 4]
+    assert drawn(run) == {"1": [("h0", "r1", 2)]}
+
+
 def test_null_blocks_and_groups_in_tables() -> None:
     run = cache(
         op("cache.allocate"),
@@ -99,6 +107,9 @@ def test_null_blocks_and_groups_in_tables() -> None:
 def test_what_should_not_be_is_told_apart() -> None:
     run = cache(op("cache.free"), probe([1, 2], [0, 1, 0, 1, 0, 1], {"r1": [[1]]}))
     assert drawn(run) == {"1": [("clash", "r1", 1)], "3": [("stray", "1", 1)], "4": [("lost", "", 1)]}
+    # A block that is held when all requests have left, too.
+    run = cache(op("cache.free"), probe([2, 3, 4], [0, 1, 0, 0, 0, 1], {}))
+    assert drawn(run) == {"1": [("stray", "1", 1)]}
     run = run_of([], [op("pool.touch"), probe([], [2, 1])])
     assert drawn(run) == {"0": [("refs", "2", 1)], "1": [("refs", "1", 1)]}
 

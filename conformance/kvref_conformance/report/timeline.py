@@ -42,7 +42,9 @@ class State:
     refs: Sequence[int]
     keyed: frozenset[int]
     tables: Mapping[str, Sequence[Sequence[int]]]
-    """The blocks of each group, by request; a pool has none."""
+    """The blocks of each group, by request."""
+    of_pool: bool
+    """A pool has no tables, so that its blocks are in none."""
 
     @cached_property
     def holders(self) -> dict[int, list[str]]:
@@ -195,7 +197,7 @@ def read_state(outcome: Any) -> State | None:
             if not all(isinstance(each, list) and all(type(item) is int for item in each) for each in lists):
                 return None
             keyed = frozenset(int(key) for key in keys if key.isascii() and key.isdigit() and len(key) < 10)
-            return State(frozenset(free), refs, keyed, tables)
+            return State(frozenset(free), refs, keyed, tables, "tables" not in value)
     return None
 
 
@@ -239,7 +241,8 @@ def _chart(
 ) -> Chart | None:
     columns: list[tuple[int, State]] = []
     for number, state in states.items():
-        if number > 0 and (not columns or state != columns[-1][1]):
+        # Behind the last step the law is broken: that all is as before may be why.
+        if number > 0 and (not columns or state != columns[-1][1] or number == max(states)):
             columns.append((number, state))
     shown = columns[-_MOST_COLUMNS:]
     kept = {*reserved, null}
@@ -293,7 +296,7 @@ def _kind(state: State, block: int, colours: Mapping[str, str]) -> tuple[str, st
     if holders:
         return colours[holders[0]], holders[0]
     if held:
-        return ("stray" if state.tables else "refs"), f"{held}"
+        return ("refs" if state.of_pool else "stray"), f"{held}"
     if block in state.free:
         return ("cached", "key") if block in state.keyed else ("free", "")
     return "lost", ""

@@ -96,7 +96,7 @@ def test_the_command_line(kvref: Kvref, tmp_path: Path) -> None:
     validate(told, "faults")
     assert ran.code == 0
     assert {each["law"]: each["caught_by"] for each in told["faults"]} == {
-        law: [law] for law in ("connector.held-until-sent", "connector.failed-load")
+        law: [law] for law in ("connector.total", "connector.held-until-sent", "connector.failed-load")
     }
     assert told["control"]["examples"] > 0
     assert "`kvref faults --area connector`" in output.read_text()

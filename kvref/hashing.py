@@ -174,14 +174,8 @@ class BlockHasher:
         return self._function(b"".join(fields))
 
 
-def hashes_at(
-    block_hashes: Sequence[bytes],
-    hash_block_size: int,
-    block_size: int,
-    start: int = 0,
-    stop: int | None = None,
-) -> Sequence[bytes]:
-    """The hashes of the blocks of a size, from block `start` up to `stop` or as many as are full.
+def hashes_at(block_hashes: Sequence[bytes], hash_block_size: int, block_size: int) -> Sequence[bytes]:
+    """The hashes of the blocks of a size, as many as are full.
 
     Raises:
         InvalidRequestError: the size is no multiple of `hash_block_size`.
@@ -192,9 +186,7 @@ def hashes_at(
             f"block_size {block_size} is no multiple of hash_block_size {hash_block_size}: "
             "its blocks have no hashes"
         )
-    if step == 1:
-        return block_hashes[start:stop]
-    return block_hashes[(start + 1) * step - 1 : None if stop is None else stop * step : step]
+    return block_hashes if step == 1 else block_hashes[step - 1 :: step]
 
 
 _TOKEN_BYTES = array("q").itemsize

@@ -90,8 +90,10 @@ class OffloadingConnector:
         blocks, places = [block for block, _ in job.block_pairs], [place for _, place in job.block_pairs]
         check_blocks(self._device, job.group, blocks)
         check_blocks(self._host, job.group, places)
-        pool, filled = self._block_pool, places if job.is_store else blocks
-        if twice := [block for block, times in Counter(filled).items() if times > 1]:
+        pool = self._block_pool
+        filled = [pair[job.is_store] for pair in job.block_pairs]
+        if len({*filled}) < len(filled):
+            twice = [block for block, times in Counter(filled).items() if times > 1]
             where = " on the host" if job.is_store else ""
             raise InvalidRequestError(f"job {name!r} would fill blocks {twice}{where} more than once")
         if pool.null_block in blocks:

@@ -224,8 +224,8 @@ def get_manager_for_kv_cache_spec(
 
 
 def _check_names(what: str, names: Sequence[str]) -> None:
-    repeated = [name for name, times in Counter(names).items() if times > 1]
-    if repeated:
+    if len({*names}) < len(names):
+        repeated = [name for name, times in Counter(names).items() if times > 1]
         raise InvalidConfigError(f"{what} must have each layer once, not {', '.join(repeated)} several times")
 
 

@@ -117,7 +117,7 @@ def _load(entry: EntryPoint) -> type[Platform]:
 
 
 def _is_platform(platform: object) -> TypeGuard[type[Platform]]:
-    return isinstance(platform, type) and issubclass(platform, Platform)
+    return Platform in getattr(platform, "__mro__", ())
 
 
 def _names(entries: list[EntryPoint]) -> str:

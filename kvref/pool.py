@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from operator import length_hint
 
 from kvref.errors import BlockError, PoolExhaustedError
@@ -246,10 +247,8 @@ class BlockPool:
     def have_keys(self, blocks: Sequence[int], hashes: Sequence[bytes], kv_cache_group_id: int) -> bool:
         """Whether each block has the key of the hash with it. False unless there are as many of both."""
         self._check_known(blocks)
-        keys = ((block_hash, kv_cache_group_id) for block_hash in hashes)
-        return len(blocks) == len(hashes) and all(
-            key in self._keys[block] for block, key in zip(blocks, keys, strict=True)
-        )
+        pairs = zip_longest(blocks, hashes, fillvalue=NULL_BLOCK)
+        return all((block_hash, kv_cache_group_id) in self._keys[block] for block, block_hash in pairs)
 
     def get_index(self, kv_cache_group_id: int) -> dict[bytes, int]:
         """The block that is served for each hash of a group: for look-ups in loops, and not to be changed."""

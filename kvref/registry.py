@@ -181,13 +181,9 @@ class _State:
 
     def _check_substitute(self, spec_class: SpecClass, substitute: SpecClass) -> None:
         _require_spec_class(substitute, f"the substitute of {spec_class.__name__}")
-        chain = [spec_class.__name__, substitute.__name__]
-        link: SpecClass | None = substitute
-        while link is not None and link is not spec_class:
-            link = self.substitutes.get(link)
-            chain += [link.__name__] if link else []
-        if link is spec_class:
-            raise RegistrationError(f"substitutes would form a loop: {' -> '.join(chain)}")
+        # Each derives from the one before it: no longer loops are possible.
+        if substitute is spec_class:
+            raise RegistrationError(f"{spec_class.__name__} cannot be its own substitute")
         if not issubclass(substitute, spec_class):
             raise RegistrationError(
                 f"{substitute.__name__} cannot stand in for {spec_class.__name__}: it must derive from it"
@@ -290,7 +286,7 @@ class KVCacheSpecRegistry:
         Raises:
             UnregisteredSpecError: the class has no entry.
             RegistrationError: nothing given, a base that is no ancestor, a substitute that does not derive
-                from the class, adds required fields or closes a loop. Nothing is changed in either case.
+                from it, adds required fields or is the class itself. Nothing is changed in either case.
         """
         cls._change(
             lambda state: state.override(kvcache_spec_cls, manager_class, uniform_type_base_spec, substitute)

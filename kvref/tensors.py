@@ -128,7 +128,8 @@ def _check_buffers(buffers: Sequence[torch.Tensor], sizes: Sequence[int]) -> Non
                 f"storage on, not {buffer.dtype} of shape {tuple(buffer.shape)} with strides "
                 f"{buffer.stride()}, from element {start} on"
             )
-    if len(devices := {str(buffer.device): None for buffer in buffers}) > 1:
+    if any(buffer.device != buffers[0].device for buffer in buffers):
+        devices = dict.fromkeys(str(buffer.device) for buffer in buffers)
         raise InvalidConfigError(f"the buffers are on {len(devices)} devices: {', '.join(devices)}")
 
 

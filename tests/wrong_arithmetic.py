@@ -321,12 +321,6 @@ FAULTS = {
         lambda hashes, size, block_size: hashes[:: block_size // size],
         {"size": 1, "step": 2, "number": 4, "block": 0},
     ),
-    "rules.hashes_from_a_block_on": Fault(
-        rules,
-        "hashes_at",
-        lambda hashes, size, block_size, start=0, stop=None: hashes[start : stop : block_size // size],
-        {"step": 2, "number": 5, "start": 1, "stop": 2},
-    ),
     "rules.embeddings_are_where_the_item_is": Fault(
         MultiModalItem,
         "embeddings_at",

@@ -170,18 +170,6 @@ def hashes_are_those_at_the_ends_of_blocks(size: int, step: int, number: int, bl
     return list(found[block : block + 1]) == ([bytes([end])] if end <= number * size else [])
 
 
-def hashes_from_a_block_on(step: int, number: int, start: int, stop: int) -> bool:
-    """The hashes from one block to another are those of all blocks without the ones before and after.
-
-    pre: 1 <= step <= 3 and 0 <= number <= 5 and 0 <= start <= stop <= 3
-    post: _
-    """
-    hashes = [bytes([place]) for place in range(number)]
-    every = list(hashes_at(hashes, 16, 16 * step))
-    part = list(hashes_at(hashes, 16, 16 * step, start, stop))
-    return part == every[start:stop] and list(hashes_at(hashes, 16, 16 * step, start)) == every[start:]
-
-
 def embeddings_are_where_the_item_is(offset: int, start: int, position: int) -> bool:
     """Of an item of three placeholders, each has its own embedding, in whatever block it lies.
 

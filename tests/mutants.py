@@ -1,4 +1,4 @@
-"""Whether the laws alone find what mutmut does to the reference.
+"""Whether the laws alone find what mutmut does to the reference (docs/mutants.md).
 
 python tests/mutants.py [--sample N] [--where GLOB] [--jobs N] [--page FILE]
 

@@ -243,3 +243,10 @@ def test_what_is_listed_exists() -> None:
 def test_nothing_is_listed_twice() -> None:
     listed = [name for reason in survivors.load() for name in reason["mutants"]]
     assert len({*listed}) == len(listed)
+
+
+def test_the_page_is_up_to_date_with_the_list() -> None:
+    page = (survivors.ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
+    assert page[page.index(survivors.HEADING) :] == survivors.list_of(survivors.load()), (
+        "run: tox -e mutants -- --page docs/mutants.md"
+    )

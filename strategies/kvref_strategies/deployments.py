@@ -27,7 +27,8 @@ def workers(draw: Draw, stage: Stage, description: Description, subject: str) ->
     parts = [part for part in parts if part] + [{}] * (subject == BARE)
     ranks = 2 if len(parts) == 1 else draw(st.sampled_from([1, 2]))
     everyone = [{"layers": part, "memory": model.memory(draw)} for part in parts for _ in range(ranks)]
-    stage.perform("planner.groups", layers=model.layers)
+    # In the order in which the workers have them.
+    stage.perform("planner.groups", layers={name: spec for part in parts for name, spec in part.items()})
     for worker in everyone:
         if worker["layers"]:
             stage.perform("planner.config", **worker, **LIMITS)

@@ -125,10 +125,10 @@ def workers_agree(runs: Runs) -> int:
         before = plans(runs)
         alike = all(worker["layers"] == workers[0]["layers"] for worker in workers)
         alone = [e["outcome"].get("value") for e in before if e["op"] == "planner.config"]
-        everything = {name for worker in workers for name in worker["layers"]}
-        whole = next(
-            (e["outcome"].get("value") for e in before if set(e["args"]["layers"]) == everything), None
-        )
+        order = list(dict.fromkeys(name for worker in workers for name in worker["layers"]))
+        everything = set(order)
+        grouping = next((e for e in before if set(e["args"]["layers"]) == everything), None)
+        whole = grouping["outcome"].get("value") if grouping else None
         # Where the layers of all cannot be grouped either, a refusal says nothing.
         judged += "value" in outcome or whole is not None
         if "error" in outcome:
@@ -164,7 +164,9 @@ def workers_agree(runs: Runs) -> int:
             if not overdrawn:
                 refuse_uncovered(plan, worker["memory"])
         refuse_other_groups(found, whole)
-        refuse_other_pages(found, whole)
+        # What depends on the order of the layers is for another law.
+        if whole and grouping and list(grouping["args"]["layers"]) == order:
+            refuse_other_pages(found, whole)
         if alike and len(alone) == len(workers) and all(alone):
             fewest = min(plan["num_blocks"] for plan in alone if plan)
             if blocks[0] != fewest:
@@ -205,10 +207,10 @@ def refuse_other_groups(found: list[dict[str, Any]], whole: dict[str, Any] | Non
                 )
 
 
-def refuse_other_pages(found: list[dict[str, Any]], whole: dict[str, Any] | None) -> None:
+def refuse_other_pages(found: list[dict[str, Any]], whole: dict[str, Any]) -> None:
     """Raise `LawBroken` if a layer has other pages on a worker than in the groups of all layers."""
-    groups = whole["groups"] if whole else []
-    pages = {layer["name"]: layer["spec"]["page_size_bytes"] for group in groups for layer in group["layers"]}
+    layers = [layer for group in whole["groups"] for layer in group["layers"]]
+    pages = {layer["name"]: layer["spec"]["page_size_bytes"] for layer in layers}
     for layer in [layer for plan in found for group in plan["groups"] for layer in group["layers"]]:
         name, page = layer["name"], layer["spec"]["page_size_bytes"]
         if page != pages.get(name, page):

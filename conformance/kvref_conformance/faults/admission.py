@@ -87,8 +87,7 @@ def longest_request_must_fit() -> ReferenceTarget:
         for each in manager.coordinator.single_type_managers:
             blocks = -(-manager.max_model_len // each.block_size)
             longest += min(blocks, each.max_admission_blocks_per_request or blocks)
-        whole = len(arguments) > 7 and arguments[7]
-        if whole and longest > manager.block_pool.num_usable_blocks:
+        if named.get("full_sequence_must_fit") and longest > manager.block_pool.num_usable_blocks:
             return None
         return _allocate_slots(manager, request, *arguments, **named)
 

@@ -25,14 +25,10 @@ def held_although_refused() -> ReferenceTarget:
     """What is found for a request is held before it is known whether it is let in (vLLM PR 11565)."""
 
     def allocate_slots(
-        manager: KVCacheManager,
-        request: Request,
-        new: int,
-        computed: int = 0,
-        hit: KVCacheBlocks | None = None,
-        *rest: Any,
+        manager: KVCacheManager, request: Request, new: int, **named: Any
     ) -> KVCacheBlocks | None:
-        added = _allocate_slots(manager, request, new, computed, hit, *rest)
+        added = _allocate_slots(manager, request, new, **named)
+        hit: KVCacheBlocks | None = named.get("new_computed_blocks")
         if added is None and hit is not None:
             manager.block_pool.touch(block for blocks in hit.blocks for block in blocks)
         return added

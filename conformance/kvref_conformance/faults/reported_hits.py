@@ -102,10 +102,12 @@ def one_list_cut_to_the_hit() -> ReferenceTarget:
 def common_if_held_often_enough() -> ReferenceTarget:
     """A block is taken for common if it has as many references as requests run (vLLM issue 23130)."""
 
-    def allocate_slots(manager: KVCacheManager, request: Request, *rest: Any) -> KVCacheBlocks | None:
+    def allocate_slots(
+        manager: KVCacheManager, request: Request, new: int, **named: Any
+    ) -> KVCacheBlocks | None:
         loading: set[str] = vars(manager).setdefault("loading", set())
-        (loading.add if rest[5:6] == (True,) else loading.discard)(request.request_id)
-        return _allocate_slots(manager, request, *rest)
+        (loading.add if named.get("delay_cache_blocks") else loading.discard)(request.request_id)
+        return _allocate_slots(manager, request, new, **named)
 
     def get_num_common_prefix_blocks(manager: KVCacheManager, running_request_id: str) -> list[int]:
         counts = []
@@ -142,8 +144,10 @@ def found_once_for_all() -> ReferenceTarget:
         found: tuple[KVCacheBlocks, int] = vars(request)["found"]
         return found
 
-    def allocate_slots(manager: KVCacheManager, request: Request, *rest: Any) -> KVCacheBlocks | None:
-        added = _allocate_slots(manager, request, *rest)
+    def allocate_slots(
+        manager: KVCacheManager, request: Request, new: int, **named: Any
+    ) -> KVCacheBlocks | None:
+        added = _allocate_slots(manager, request, new, **named)
         if added is not None:
             vars(request).pop("found", None)
         return added

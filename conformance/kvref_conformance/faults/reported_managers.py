@@ -72,17 +72,12 @@ def room_for_drafts_behind_the_longest() -> ReferenceTarget:
     """Drafts get places behind the last that a request can have (vLLM PR 53812)."""
 
     def allocate_slots(
-        manager: KVCacheManager,
-        request: Request,
-        new: int,
-        computed: int = 0,
-        hit: KVCacheBlocks | None = None,
-        lookahead: int = 0,
-        *rest: Any,
+        manager: KVCacheManager, request: Request, new: int, **named: Any
     ) -> KVCacheBlocks | None:
+        lookahead: int = named.get("num_lookahead_tokens", 0)
         manager.max_model_len += lookahead
         try:
-            return _allocate_slots(manager, request, new, computed, hit, lookahead, *rest)
+            return _allocate_slots(manager, request, new, **named)
         finally:
             manager.max_model_len -= lookahead
 

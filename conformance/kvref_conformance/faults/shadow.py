@@ -34,9 +34,11 @@ def freed_under_a_step() -> ReferenceTarget:
     """What is in flight counts as computed when it is told what no token needs again."""
     in_flight: dict[str, int] = {}
 
-    def allocate_slots(manager: KVCacheManager, request: Request, *rest: Any) -> KVCacheBlocks | None:
+    def allocate_slots(
+        manager: KVCacheManager, request: Request, new: int, **named: Any
+    ) -> KVCacheBlocks | None:
         in_flight[request.request_id] = request.num_in_flight_tokens if request.num_computed_tokens else 0
-        return _allocate_slots(manager, request, *rest)
+        return _allocate_slots(manager, request, new, **named)
 
     def remove_skipped_blocks(coordinator: KVCacheCoordinator, request_id: str, tokens: int) -> None:
         _remove_skipped_blocks(coordinator, request_id, tokens + in_flight[request_id])
@@ -183,12 +185,12 @@ def drafts_get_keys() -> ReferenceTarget:
     """Blocks get keys for all tokens that are scheduled, as if every draft were the last token again."""
 
     def allocate_slots(
-        manager: KVCacheManager, request: Request, new: int, *rest: Any
+        manager: KVCacheManager, request: Request, new: int, **named: Any
     ) -> KVCacheBlocks | None:
-        added = _allocate_slots(manager, request, new, *rest)
+        added = _allocate_slots(manager, request, new, **named)
         end = request.num_computed_tokens + new
         drafts = end - request.num_tokens
-        running = not any(rest[:1])
+        running = not named.get("num_new_computed_tokens")
         if added is not None and running and drafts > 0 and manager.enable_caching:
             guess = Request(request.request_id, [*request.all_token_ids, *[0] * drafts], request.block_hasher)
             manager.coordinator.cache_blocks(guess, end)

@@ -9,7 +9,7 @@ from kvref.target import perform
 from kvref_conformance.faults import FAULTS
 from kvref_conformance.host import parts
 from kvref_conformance.laws import LAWS, LawBroken
-from kvref_conformance.laws.connector import failed_load, held_until_sent
+from kvref_conformance.laws.connector import failed_load, held_until_sent, total
 from kvref_conformance.stage import _is_answer
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
@@ -101,6 +101,19 @@ def test_what_was_written_since_is_not_what_was_loaded() -> None:
     # Nobody knows what is in a block that was taken and not written.
     unknown = [CREATE, take(1), store("out", (1, 0)), START, done("out"), load("in", (1, 0)), START]
     assert held_until_sent([[*unknown, done("in"), read(1, "xx")]]) == 0
+
+
+def test_whatever_is_asked_is_answered_and_loads_end() -> None:
+    loading = [*STORED, take(3), load("in", (3, 1)), START]
+    assert total([[*loading, done("in")]]) == 10
+    assert total([loading]) == 0
+    assert total([[*loading, done()]]) == total([[*loading, done("another")]]) == 0
+    refused = event("connector.finished", REFUSED)
+    assert facets(total, *loading, refused) == ("finished",)
+    assert facets(total, *STORING, event("connector.free", REFUSED, blocks=[2, 1])) == ("free",)
+    # Whether there are as many blocks is for another law, and what no engine asks for is for none.
+    assert total([[*loading, done("in"), no_take(3)]]) == 10
+    assert total([[*loading, done("in"), event("connector.free", REFUSED, blocks=[2])]]) == 10
 
 
 def test_nothing_stays_held() -> None:

@@ -297,6 +297,8 @@ class Start:
     tree: ClassTree
     setup: list[Step] = field(default_factory=list)
     calls: list[Step] = field(default_factory=list)
+    hooked: list[str] = field(default_factory=list)
+    """Classes that the hook registers."""
 
 
 def draw_start(draw: Draw, description: Description) -> Start:
@@ -309,6 +311,7 @@ def draw_start(draw: Draw, description: Description) -> Start:
         way = draw(st.sampled_from([*CALLS, "hook"]))
         if way == "hook":
             hooked.append(registration)
+            start.hooked.append(name)
         else:
             start.calls.append(step(way, **registration))
     if hooked:
@@ -343,7 +346,8 @@ def orders(draw: Draw, stage: Stage, description: Description, subject: str) -> 
             override = draw(st.sampled_from(overrides(start.tree, description["managers"], name)))
             replaced.append(step("registry.override", **override))
     asked = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))
-    asked += [call["args"]["spec_class"] for call in replaced if call["args"]["spec_class"] not in asked]
+    told = [*start.hooked, *(call["args"]["spec_class"] for call in replaced)]
+    asked += [name for name in told if name not in asked]
     other_order = list(draw(st.permutations([*start.calls, *replaced])))
     early = [call for place, call in enumerate(other_order) if _is_early(call, other_order[place:])]
     place = draw(st.none() | st.integers(0, len(other_order)))

@@ -23,6 +23,7 @@ FAULTS: dict[str, str] = {
     "kvref_conformance.faults.registry:early_look_ups_remembered": "registry.every-process",
     "kvref_conformance.faults.registry:hook_seen_half_way": "registry.concurrent",
     "kvref_conformance.faults.registry:second_base_refused": "registry.total",
+    "kvref_conformance.faults.registry:hook_never_run": "registry.hook-seen",
     "kvref_conformance.faults.registry:defaults_in_a_substitute": "registry.substitute",
     "kvref_conformance.faults.registry:manager_without_look_ahead": "registry.constructible",
     "kvref_conformance.faults.spec:window_of_one_token_refused": "spec.build-total",

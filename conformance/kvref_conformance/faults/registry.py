@@ -9,6 +9,7 @@ from typing import Any
 from kvref import registry
 from kvref.errors import ConflictingRegistrationError, RegistrationError
 from kvref.managers import CrossAttentionManager
+from kvref.platform import Platform
 from kvref.registry import KVCacheSpecMetadata, KVCacheSpecRegistry
 from kvref.specs import CrossAttentionSpec, KVCacheSpec
 from kvref_conformance.faults.breaking import break_it
@@ -51,6 +52,12 @@ def second_base_refused() -> ReferenceTarget:
         return _register(state, entry)
 
     break_it(_State, "register", register)
+    return ReferenceTarget()
+
+
+def hook_never_run() -> ReferenceTarget:
+    """Whatever platform there is, the hook of the one that adds nothing is run."""
+    break_it(registry, "current_platform", lambda: Platform)
     return ReferenceTarget()
 
 

@@ -258,9 +258,12 @@ def named(state: State, block: int) -> list[str]:
 
 
 def total(runs: Runs) -> int:
-    """What is asked for is done. How many blocks can be taken is for another law."""
-    judged = 0
-    for _, event in asked(runs[0]):
+    """What is asked for is done. How many blocks can be taken is for another law.
+
+    That is nothing where no load ever ends: how long one may take, nobody says.
+    """
+    judged, any_loaded = 0, False
+    for ledger, event in asked(runs[0]):
         operation, outcome = event["op"].partition(".")[2], event["outcome"]
         if operation == "take" or "died" in outcome:
             continue
@@ -270,7 +273,10 @@ def total(runs: Runs) -> int:
             raise LawBroken(
                 f"{operation}({told}) answered", f"{error['type']}: {error['message']}", (operation,)
             )
-    return judged
+        if operation == "finished":
+            ended = [ledger.jobs[name] for name in outcome["value"] if name in ledger.jobs]
+            any_loaded = any_loaded or not all(job.is_store for job in ended)
+    return judged if any_loaded else 0
 
 
 LAWS = [

@@ -318,15 +318,39 @@ def total(runs: Runs) -> int:
     """Whatever is legal once the built-ins are there is done; the first process asks for little else."""
     judged, registered = 0, set()
     for event in runs[0]:
+        arguments, outcome = event["args"], event["outcome"]
         if is_registration(event):
-            registered.add(event["args"]["spec_class"])
+            registered.add(arguments["spec_class"])
         # Not each of the target's own classes needs to be registered.
-        if event["op"] == "registry.override" and event["args"]["spec_class"] not in registered:
+        if event["op"] == "registry.override" and arguments["spec_class"] not in registered:
             continue
         judged += 1
-        if "error" in event["outcome"]:
-            asked = ", ".join(f"{name}={value}" for name, value in event["args"].items())
-            raise LawBroken(f"{event['op']}({asked}) done", told(event["outcome"]), (event["op"],))
+        if "error" in outcome:
+            asked = ", ".join(f"{name}={value}" for name, value in arguments.items())
+            raise LawBroken(f"{event['op']}({asked}) done", told(outcome), (event["op"],))
+    return judged
+
+
+def hook_seen(runs: Runs) -> int:
+    """In the first process, which is initialised first, the hook has registered what is looked up."""
+    if any("value" not in event["outcome"] for event in runs[0]):
+        return 0
+    judged = 0
+    hooked: dict[str, Entry] = {}
+    for event in runs[0]:
+        arguments = event["args"]
+        if event["op"] == "registry.install_hook":
+            hooked = {each["spec_class"]: entry(each) for each in arguments["registrations"]}
+        if event["op"] == "registry.override":
+            hooked.pop(arguments["spec_class"], None)
+        if event["op"] == "registry.lookup" and (name := arguments["spec"]["class"]) in hooked:
+            judged += 1
+            if (found := event["outcome"]["value"]) != hooked[name]:
+                raise LawBroken(
+                    f"{name} looked up as {hooked[name]}, as the hook has registered it",
+                    f"{found}",
+                    ("not seen",),
+                )
     return judged
 
 
@@ -484,6 +508,15 @@ LAWS = [
         sources=("vLLM PR 37505", "vLLM RFC 36668"),
         workload="registry.orders",
         check=total,
+    ),
+    Law(
+        id="registry.hook-seen",
+        level=Level.SAFETY,
+        statement="What the hook of a platform registers is looked up as it has registered it.",
+        why="A plugin's layers are managed and grouped like those of the class that they derive from.",
+        sources=("vLLM PR 37505",),
+        workload="registry.orders",
+        check=hook_seen,
     ),
     Law(
         id="registry.nearest-base",

@@ -97,6 +97,14 @@ def partial_keys(deviation: Deviation) -> bool:
     return _more_keys(deviation)
 
 
+def keys_of_whole_chunks(deviation: Deviation) -> bool:
+    chunked = deviation.kinds == {"ChunkedLocalAttentionSpec"} and deviation.setup is not None
+    as_long = chunked and {fields["block_size"] for fields in _fields(deviation)} == {
+        deviation.setup.scheduler_block_size
+    }
+    return as_long and _more_keys(deviation)
+
+
 def key_by_position(deviation: Deviation) -> bool:
     return deviation.setup is not None and deviation.setup.align is not None and _more_keys(deviation)
 
@@ -202,6 +210,7 @@ CACHE: dict[str, Callable[[Deviation], bool]] = {
     "admission-cap": cap_less_what_is_found,
     "state-key-again": key_given_again,
     "partial-keys": partial_keys,
+    "chunk-keys": keys_of_whole_chunks,
     "state-key": key_by_position,
     "event-duplicates": duplicates_announced,
     "common-prefix": common_prefix,

@@ -18,7 +18,7 @@ from kvref_conformance import profile as profiles
 from kvref_conformance.capabilities import CAPABILITIES
 from kvref_conformance.check import prepare
 from kvref_conformance.cli import cli
-from kvref_conformance.profile import ProfileError, choose_profile, load
+from kvref_conformance.profile import Profile, ProfileError, choose_profile
 from kvref_conformance.schemas import schema
 from kvref_conformance.toml_lines import Toml, TomlError
 
@@ -66,6 +66,10 @@ class Ran:
 
     def statuses(self, law: str = IDENTITY) -> dict[str, str]:
         return {title: status for title, (status, _) in self.rows(law).items()}
+
+
+def load(path: Path) -> Profile:
+    return choose_profile(str(path), None)
 
 
 def kvref(*arguments: str) -> Ran:
@@ -126,6 +130,22 @@ def refusal(text: str, name: str = "kvref.toml") -> str:
             "kvref.toml:7: known[1]: spec.merge-identity [FullAttentionSpec] is there",
         ),
         (gap("spec.*", "*", ""), "kvref.toml:4: gap[0].reason: must not be empty"),
+        ("depth = 'thorough'", "kvref.toml:1: depth: must be one of quick, standard, deep, not 'thorough'"),
+        ("budget = 0", "kvref.toml:1: budget: must be more than 0, not 0"),
+        ("budget = '1h'", "kvref.toml:1: budget: must be a number, not '1h'"),
+        ("targets = {}", "kvref.toml:1: targets: must not be empty"),
+        ("[targets.a]\nstubs = []", "kvref.toml:1: targets.a: 'target' is missing"),
+        ("[targets.a]\ntarget = 3", "kvref.toml:2: targets.a.target: must be a string, not 3"),
+        ("[targets.a]\ntarget = 'vlm'", "kvref.toml:2: target: unknown target 'vlm'"),
+        ("[targets.'a b']\ntarget = 'vllm'", "kvref.toml:1: targets.a b: a name is made of letters, digits"),
+        (
+            "path = ['x']\n[targets.a]\ntarget = 'vllm'",
+            "kvref.toml:1: path: belongs into each of the tables [targets.NAME] (a)",
+        ),
+        (
+            "[targets.a]\ntarget = 'vllm'\n[targets.a.targets.b]\ntarget = 'vllm'",
+            "kvref.toml:3: targets.a.targets: there are no tables of targets in one of them",
+        ),
         (gap("speck.*", "*"), "kvref.toml:2: gap[0].law: no law matches 'speck.*'"),
         (gap("target.answers", "*"), "kvref.toml:2: gap[0].law: target.answers cannot be left out"),
         (gap("spec.*", "A*") + gap("spec.*", "A*"), "kvref.toml:5: gap[1]: spec.* [A*] is there already"),
@@ -440,6 +460,79 @@ def test_declared_capabilities_come_before_the_targets_own() -> None:
     assert load(written("")).apply(DESCRIPTION)["capabilities"] == {"quant_scales": True}
     applied = load(written("capabilities.quant_scales = false")).apply(DESCRIPTION)
     assert applied["capabilities"] == {"quant_scales": False}
+
+
+SEVERAL = """\
+[targets.small]
+target = "vendor_toy:good"
+capabilities.block_sizes = [16]
+
+[targets.large]
+target = "vendor_toy:good"
+capabilities.block_sizes = [128]
+
+[targets.broken]
+target = "vendor_toy:forgetful"
+"""
+
+
+def test_several_targets_in_one_file() -> None:
+    for name, size in (("small", 16), ("large", 128)):
+        ran = check(SEVERAL, name)
+        assert ran.report["target"]["capabilities"] == {"block_sizes": [size]}
+        assert ran.report["profile"] == f"kvref.toml [{name}]"
+    # A target that one of them alone is about names it, too.
+    assert check(SEVERAL, "vendor_toy:forgetful").report["profile"] == "kvref.toml [broken]"
+    assert [check(SEVERAL, "broken").code, check(SEVERAL, "small").code] == [1, 0]
+
+
+def test_which_of_several_is_meant_must_be_said() -> None:
+    told = "kvref.toml has several profiles, small (vendor_toy:good), large (vendor_toy:good)"
+    for target, more in (
+        ("vendor_toy:good", ": name one, as in 'kvref check small'"),
+        (None, ", broken (vendor_toy:forgetful): name one"),
+    ):
+        ran = check(SEVERAL, target)
+        assert (ran.code, told + more in " ".join(ran.err.split())) == (2, True)
+    assert "unknown target 'huge'" in check(SEVERAL, "huge").err
+    ran = check(SEVERAL, "vendor_toy:never_pads", IDENTITY, "--profile", "kvref.toml")
+    assert (ran.code, "small, large, broken, and none for vendor_toy:never_pads" in ran.err) == (2, True)
+    other = check(SEVERAL, "vendor_toy:never_pads").report
+    assert (other["profile"], len(other["notes"])) == (None, 1)
+    assert "not used" in other["notes"][0]
+
+
+def test_a_mistake_in_one_of_several_is_told_with_its_line() -> None:
+    Path("kvref.toml").write_text(SEVERAL + known(law="spec.x").replace("known", "targets.broken.known"))
+    with pytest.raises(ProfileError, match=r"^kvref\.toml:12: known\[0\]\.law: no law is called 'spec\.x'"):
+        choose_profile(None, "broken")
+    assert choose_profile(None, "small").capabilities == {"block_sizes": [16]}
+
+
+def test_a_profile_says_how_much_is_checked() -> None:
+    more = check("depth = 'standard'\n", "vendor_toy:good")
+    assert more.report["depth"] == "standard"
+    quick = check("depth = 'standard'\n", "vendor_toy:good", IDENTITY, "--depth", "quick")
+    assert quick.report["depth"] == "quick"
+    cut = check("budget = 1e-9\n", "vendor_toy:good")
+    assert (cut.code, "incomplete" in cut.statuses().values()) == (3, True)
+    assert check("budget = 1e-9\n", "vendor_toy:good", IDENTITY, "--budget", "600").code == 0
+
+
+def test_what_the_target_contradicts_is_a_note() -> None:
+    """The profile is believed; fewer values of a list are a choice."""
+    contradicts = "[capabilities]\nreuse_order = {unkeyed = 'last', keyed = 'last'}\nlayouts = ['LBNHC']\n"
+    for declared, told in (
+        (contradicts, ["kvref.toml:2: reuse_order: "]),
+        ("capabilities.layouts = ['LBNHC']", []),
+        ("capabilities.layouts = ['LBNHC', 'CHNBL']", ["kvref.toml:1: layouts: "]),
+    ):
+        Path("kvref.toml").write_text(declared)
+        ran = kvref("check", "reference", "--laws", "pool.null-block", "--json")
+        notes = [note for note in ran.report["notes"] if note.startswith("kvref.toml")]
+        assert [note.partition("[")[0].partition("{")[0] for note in notes] == told
+        assert all(" is declared, the target itself says " in note for note in notes)
+    assert notes[0] in kvref("doctor", "reference").out
 
 
 def test_a_capability_that_is_declared_away_is_a_gap() -> None:

@@ -100,7 +100,7 @@ def prepare(
         python, paths = str(host.python), [str(host.folder)] if host.folder else []
         target = family
     chosen = choose_profile(profile, target)
-    name = target or chosen.target or DEFAULT_TARGET
+    name = (None if target == chosen.label else target) or chosen.target or DEFAULT_TARGET
     all_stubs = dict.fromkeys([*stubs, *chosen.stubs])
     return Worker(name, python or sys.executable, (*paths, *chosen.paths), timeout, tuple(all_stubs)), chosen
 
@@ -147,7 +147,7 @@ def loaded(
         description = profile.apply(cast(Description, {**told, "device": device}))
         if description["plugin"] is not None:
             hosts.start(flags_needed(laws, True))
-        yield Loaded(worker, hosts, description, profile)
+        yield Loaded(worker, hosts, description, profile.beside(told))
 
 
 def choose_baseline(choice: str | None, description: Description) -> Baseline:

@@ -57,7 +57,7 @@ from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.report.proving import render_count, render_proof
 from kvref_conformance.report.text import slug, visible
 from kvref_conformance.results import EXIT_CODES, Verdict
-from kvref_conformance.runner import Options
+from kvref_conformance.runner import DEPTH, Options
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -76,7 +76,12 @@ def cli() -> None:
 @laws_option
 @subjects_option
 @depth_option
-@click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after this long.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop after this long; by default the profile's, if it has one.",
+)
 @seed_option
 @backend_option
 @device_option
@@ -101,7 +106,7 @@ def check(
     choice: Choice,
     patterns: tuple[str, ...],
     subjects: tuple[str, ...],
-    depth: str,
+    depth: str | None,
     budget: float | None,
     seed: int,
     backend: str,
@@ -131,8 +136,9 @@ def check(
     if report is not None:
         claim(report)
     symbolic = is_symbolic(backend, laws)
-    options = Options(laws, depth, seed, budget, jobs, strict, subjects, symbolic=symbolic)
     worker, declared = choice.prepare()
+    depth, budget = depth or declared.depth or DEPTH, declared.budget if budget is None else budget
+    options = Options(laws, depth, seed, budget, jobs, strict, subjects, symbolic=symbolic)
     worker = replace(worker, measured=measured, symbolic=symbolic)
     with (
         progress(Console(stderr=True)) as watcher,
@@ -316,7 +322,7 @@ def doctor(
     with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
         description = one.description
         planned = one.runner(Options(), watcher).left_out()
-    render_target(worker, declared, description, planned)
+        render_target(worker, one.profile, description, planned)
 
 
 @cli.command()
@@ -471,7 +477,7 @@ def matrix(
     context: click.Context,
     patterns: tuple[str, ...],
     versions: str | None,
-    depth: str,
+    depth: str | None,
     seed: int,
     jobs: int,
     output: Path | None,
@@ -485,7 +491,7 @@ def matrix(
                  2  bad usage, or none of the releases is prepared
                  3  a release is not prepared, or something could not be judged to the end
     """
-    options = Options(laws=select_laws(patterns), depth=depth, seed=seed, jobs=jobs)
+    options = Options(laws=select_laws(patterns), depth=depth or DEPTH, seed=seed, jobs=jobs)
     chosen = [releases.find(version) for version in (versions.split(",") if versions else releases.VERSIONS)]
     if not any(host.prepared for host in chosen):
         raise releases.HostError("none of these releases is prepared; this does it: kvref hosts prepare")
@@ -493,7 +499,7 @@ def matrix(
         reports = matrices.check_all(chosen, options, watcher)
     asked = [f" --laws {shlex.quote(pattern)}" for pattern in patterns]
     asked += [f" --versions {versions}"] if versions else []
-    asked += [f" --depth {depth}"] if depth != "quick" else []
+    asked += [f" --depth {options.depth}"] if options.depth != DEPTH else []
     asked += [f" --seed {seed}"] if seed else []
     text = matrices.page(reports, options, f"kvref matrix{''.join(asked)}")
     if output is None:

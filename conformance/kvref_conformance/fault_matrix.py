@@ -15,9 +15,9 @@ from kvref_conformance.check import loaded
 from kvref_conformance.faults import FAULTS, REPORTED
 from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.report.progress import Progress, Silence
-from kvref_conformance.runner import DEPTHS
+from kvref_conformance.runner import DEPTH, DEPTHS
 from kvref_conformance.session import NotJudged
-from kvref_conformance.trials import DEPTH, Trial, try_on
+from kvref_conformance.trials import Trial, try_on
 from kvref_conformance.units import Unit
 from kvref_conformance.worker import TargetFailed, Worker
 

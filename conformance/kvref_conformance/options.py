@@ -15,7 +15,7 @@ import click
 
 from kvref_conformance.check import BACKENDS, DEVICES, prepare
 from kvref_conformance.profile import Profile
-from kvref_conformance.runner import DEPTHS
+from kvref_conformance.runner import DEPTH, DEPTHS
 from kvref_conformance.worker import Worker
 
 
@@ -116,9 +116,8 @@ subjects_option = click.option(
 depth_option = click.option(
     "--depth",
     type=click.Choice(list(DEPTHS)),
-    default="quick",
-    show_default=True,
-    help=f"Examples for each law and subject: {', '.join(f'{d} {n}' for d, n in DEPTHS.items())}.",
+    help=f"Examples for each law and subject: {', '.join(f'{d} {n}' for d, n in DEPTHS.items())}. By default "
+    f"the profile's, or {DEPTH}.",
 )
 seed_option = click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
 device_option = click.option(

@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kv-path", action="append", default=[], help="folder to import from first")
     group.addoption("--kv-stub", action="append", default=[], help="package that is not here, to be mocked")
     group.addoption("--kv-laws", action="append", default=[], help="only laws that match this glob")
-    group.addoption("--kv-depth", default="quick", help="quick, standard or deep")
+    group.addoption("--kv-depth", default=None, help="quick, standard or deep")
     group.addoption("--kv-seed", type=int, default=0, help="same seed, same examples")
     group.addoption("--kv-device", default="cpu", help="where tensors live: cpu or cuda")
     group.addoption("--kv-baseline", default=None, help="file of known deviations, or none")

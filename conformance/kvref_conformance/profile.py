@@ -7,7 +7,7 @@ import datetime
 import fnmatch
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from kvref_conformance.subjects import subjects_of
 from kvref_conformance.targets import UnknownTarget, check_name
 from kvref_strategies.workload import Description
 
-__all__ = ["NO_PROFILE", "Gap", "KnownFailure", "Profile", "ProfileError", "choose_profile", "load"]
+__all__ = ["NO_PROFILE", "Gap", "KnownFailure", "Profile", "ProfileError", "choose_profile"]
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,39 @@ class Profile:
     known: tuple[KnownFailure, ...] = ()
     gaps: tuple[Gap, ...] = ()
     """Those written as gaps, then those that capabilities make."""
-    note: str = ""
-    """Why a profile that was found is not used."""
+    notes: tuple[str, ...] = ()
+    """Why one that was found is not used, or in what it and the target contradict each other."""
 
     @property
     def name(self) -> str | None:
-        return str(self.source.path) if self.source else None
+        """The file, and which profile of it, if there are several."""
+        if self.source is None:
+            return None
+        return f"{self.source.path} [{self.label}]" if self.label else str(self.source.path)
+
+    @property
+    def label(self) -> str | None:
+        """Its name among several in one file."""
+        root = self.source.root if self.source else ()
+        return root[-1] if "targets" in root else None
 
     @property
     def target(self) -> str | None:
         """The target that it is about."""
         name: str | None = self._document.get("target")
         return name
+
+    @property
+    def depth(self) -> str | None:
+        """How many examples a check makes."""
+        depth: str | None = self._document.get("depth")
+        return depth
+
+    @property
+    def budget(self) -> float | None:
+        """Seconds after which a check stops."""
+        budget: float | None = self._document.get("budget")
+        return budget
 
     @property
     def stubs(self) -> tuple[str, ...]:
@@ -126,7 +147,7 @@ class Profile:
 
     def told(self) -> Iterator[str]:
         """A line for each declaration."""
-        for key in ("target", "stubs", "path"):
+        for key in ("target", "stubs", "path", "depth", "budget"):
             if key in self._document:
                 yield f"{key} = {json.dumps(self._document[key])}"
         for name, entry in self._document.get("capabilities", {}).items():
@@ -139,6 +160,23 @@ class Profile:
         for class_name, fields in self.strategies.items():
             for field, values in fields.items():
                 yield f"strategy {class_name}.{field} = {json.dumps(values)}"
+
+    def beside(self, description: Description) -> Profile:
+        """The profile, with a note for each capability of which the target itself says something else.
+
+        The profile is believed. Values of a list that are left out, it does not want to have checked; more of
+        them than the target has are a contradiction.
+        """
+        if self.source is None:
+            return self
+        notes = []
+        for name, value in self.capabilities.items():
+            own = description["capabilities"].get(name)
+            fewer = isinstance(value, list) and isinstance(own, list) and all(each in own for each in value)
+            if own is not None and own != value and not fewer:
+                told = f"{json.dumps(value)} is declared, the target itself says {json.dumps(own)}"
+                notes.append(f"{self.source.place('capabilities', name)}: {name}: {told}")
+        return replace(self, notes=(*self.notes, *notes))
 
     def apply(self, description: Description) -> Description:
         """The description of the target with what is declared of it.
@@ -202,25 +240,39 @@ NO_PROFILE = Profile()
 def choose_profile(choice: str | None, target: str | None) -> Profile:
     """The profile in a file that is named, "none", or else the current folder's if it is about the target.
 
+    Args:
+        choice: what the caller says of the profile.
+        target: what the caller wants to check: a target, or the name of one of several profiles in the file.
+
     Raises:
         ProfileError: it cannot be used.
     """
     if choice == "none":
         return NO_PROFILE
-    if choice is not None:
-        return load(Path(choice))
-    found = find(Path())
-    if found is None:
+    path = Path(choice) if choice is not None else find(Path())
+    if path is None:
         return NO_PROFILE
-    profile = load(found)
-    if target is not None and profile.target not in (None, target):
-        return Profile(note=f"{found} is about {profile.target}, and not used (--profile {found} would)")
+    source = read(path)
+    about = {name: source.document["targets"][name]["target"] for name in source.names}
+    if about:
+        names = [name for name in about if target in (None, name, about[name])]
+        if len(names) > 1:
+            told = ", ".join(f"{name} ({about[name]})" for name in names)
+            raise ProfileError(
+                f"{path} has several profiles, {told}: name one, as in 'kvref check {names[0]}'"
+            )
+        if names:
+            return _checked(source.named(names[0]))
+        if choice is not None:
+            raise ProfileError(f"{path} has profiles for {', '.join(about)}, and none for {target}")
+        return Profile(notes=(f"{path} is about {', '.join(about.values())}, and not used",))
+    profile = _checked(source)
+    if choice is None and target is not None and profile.target not in (None, target):
+        return Profile(notes=(f"{path} is about {profile.target}, and not used (--profile {path} would)",))
     return profile
 
 
-def load(path: Path) -> Profile:
-    """Read a profile. Raises `ProfileError` naming every problem in it."""
-    source = read(path)
+def _checked(source: Source) -> Profile:
     document = source.document
     source.refuse(_mistakes(source))
     known = tuple(

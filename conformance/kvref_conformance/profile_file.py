@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ FILE = "kvref.toml"
 PYPROJECT = "pyproject.toml"
 TABLE = ("tool", "kvref")
 """Where a profile is in `pyproject.toml`."""
+
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
+"""Of one of several profiles in a file."""
 
 
 class ProfileError(ValueError):
@@ -35,12 +39,21 @@ class Problem:
 
 @dataclass(frozen=True)
 class Source:
-    """A file and the profile in it, dates written as strings."""
+    """A file and a profile in it, or all that are, dates written as strings."""
 
     path: Path
     toml: Toml
     root: tuple[str, ...]
     document: dict[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the profiles, if there are several in the file."""
+        return list(self.document.get("targets", ()))
+
+    def named(self, name: str) -> Source:
+        """One of several."""
+        return replace(self, root=(*self.root, "targets", name), document=self.document["targets"][name])
 
     def line(self, path: tuple[str | int, ...]) -> int:
         return self.toml.line((*self.root, *path))
@@ -108,7 +121,18 @@ def problems_of(value: Any, form: dict[str, Any], path: tuple[str | int, ...]) -
 
 
 def _misshapen(document: dict[str, Any]) -> Iterator[Problem]:
-    return problems_of(document, schema("profile"), ())
+    if problems := list(problems_of(document, schema("profile"), ())):
+        yield from problems
+        return
+    tables = document.get("targets", {})
+    for key in document if tables else ():
+        if key != "targets":
+            yield Problem((key,), f"belongs into each of the tables [targets.NAME] ({', '.join(tables)})")
+    for name, table in tables.items():
+        if not re.fullmatch(NAME, name):
+            yield Problem(("targets", name), "a name is made of letters, digits, '-' and '_'")
+        if "targets" in table:
+            yield Problem(("targets", name, "targets"), "there are no tables of targets in one of them")
 
 
 _KINDS = {
@@ -117,6 +141,7 @@ _KINDS = {
     "object": "a table",
     "boolean": "true or false",
     "integer": "a whole number",
+    "number": "a number",
 }
 
 
@@ -130,10 +155,12 @@ def _asked(error: ValidationError) -> str:
             return f"must be {form['title']}, not {error.instance!r}"
         case "enum":
             return f"must be one of {', '.join(form['enum'])}, not {error.instance!r}"
-        case "minLength" | "minItems":
+        case "minLength" | "minItems" | "minProperties":
             return "must not be empty"
         case "uniqueItems":
             return "names something twice"
+        case "exclusiveMinimum":
+            return f"must be more than {form['exclusiveMinimum']}, not {error.instance!r}"
     return str(error.message)
 
 

@@ -32,6 +32,9 @@ DEPTHS = {"quick": 100, "standard": 500, "deep": 5000}
 SYMBOLIC_SHARE = 4
 """For so many examples there is one more of a backend that reasons about numbers, where one is asked for."""
 
+DEPTH = "quick"
+"""That of a check where nobody says another."""
+
 MAX_DEATHS = 6
 """Units whose death is replayed and reduced; further ones are named only."""
 
@@ -41,7 +44,7 @@ class Options:
     """What to run and how: `budget` in seconds cuts, `jobs` units run at a time."""
 
     laws: tuple[str, ...] = tuple(LAWS)
-    depth: str = "quick"
+    depth: str = DEPTH
     seed: int = 0
     budget: float | None = None
     jobs: int = 1
@@ -102,7 +105,7 @@ class Runner:
         plugin = description["plugin"]
         self.check_subjects()
         known, notes = self.replay_known(baseline)
-        notes += [self._profile.note] if self._profile.note else []
+        notes += self._profile.notes
         if unknown := of_unknown_kind(description):
             notes.append(f"of no kind that kvref knows, held to the laws for any kind: {', '.join(unknown)}")
         units, rows = self.plan()

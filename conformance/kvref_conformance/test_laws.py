@@ -15,7 +15,7 @@ from kvref_conformance.laws import ANSWERS
 from kvref_conformance.profile import ProfileError
 from kvref_conformance.report import progress, render
 from kvref_conformance.results import EXIT_CODES, Status
-from kvref_conformance.runner import DEPTHS, Options
+from kvref_conformance.runner import DEPTH, DEPTHS, Options
 from kvref_conformance.targets import UnknownTarget
 from kvref_conformance.worker import TargetFailed
 
@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
     """The target, loaded once for all laws."""
-    if option(request.config, "--kv-depth") not in DEPTHS:
+    if option(request.config, "--kv-depth") not in (None, *DEPTHS):
         raise pytest.UsageError(f"--kv-depth must be one of {', '.join(DEPTHS)}")
     laws, device = select_laws(option(request.config, "--kv-laws")), option(request.config, "--kv-device")
     try:
@@ -74,7 +74,7 @@ def test_law(law: str, target: Loaded, request: pytest.FixtureRequest) -> None:
     """The law holds for every subject, or breaks in known ways only."""
     options = Options(
         laws=(law, ANSWERS.id),
-        depth=option(request.config, "--kv-depth"),
+        depth=option(request.config, "--kv-depth") or target.profile.depth or DEPTH,
         seed=option(request.config, "--kv-seed"),
         strict=option(request.config, "--kv-strict"),
     )

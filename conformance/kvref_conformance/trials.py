@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 from kvref_conformance.check import Loaded
 from kvref_conformance.laws import ANSWERS
 from kvref_conformance.report.progress import Silence
-from kvref_conformance.runner import Options
+from kvref_conformance.runner import DEPTH, Options
 from kvref_conformance.units import Running, Unit, work_off
-
-DEPTH = "quick"
 
 
 @dataclass(frozen=True)

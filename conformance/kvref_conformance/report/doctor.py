@@ -37,9 +37,11 @@ def render_target(
         )
     for note in (plugin or {"notes": []})["notes"]:
         click.echo(f"note         {note}")
-    click.echo(f"profile      {declared.name or declared.note or 'none'}")
+    click.echo(f"profile      {declared.name or 'none'}")
     for line in declared.told():
         click.echo(f"  {line}")
+    for note in declared.notes:
+        click.echo(f"note         {note}")
     for status, what in ((Status.DECLARED_GAP, "declared gap"), (Status.NOT_APPLICABLE, "left out")):
         for line in by_reason(row for row in left_out if row.status is status):
             click.echo(visible(f"{what:12} {line}"))

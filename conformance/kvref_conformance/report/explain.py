@@ -19,7 +19,7 @@ from kvref_conformance.laws import ANSWERS, Law
 from kvref_conformance.report.lawbook import faults_of, place
 from kvref_conformance.report.terminal import Printer
 from kvref_conformance.results import Level
-from kvref_conformance.trials import DEPTH
+from kvref_conformance.runner import DEPTH
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Workload
 

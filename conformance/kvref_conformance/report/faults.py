@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from kvref_conformance.fault_matrix import Tried, in_order, quantiles, told
-from kvref_conformance.trials import DEPTH
+from kvref_conformance.runner import DEPTH
 
 _HEAD = """# Faults, and the laws that catch them
 

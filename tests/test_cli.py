@@ -145,7 +145,8 @@ def test_report(kvref: Kvref, tmp_path: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     validate(report, "report")
     assert (report["verdict"], report["totals"]) == ("not conformant", {"broken": 2})
-    files = {"report.json", "report.html", "junit.xml"}
+    assert json.loads((folder / "badge.json").read_text())["message"] == "not conformant"
+    files = {"report.json", "report.html", "badge.json", "junit.xml"}
     for row in report["laws"]:
         trace = json.loads((folder / row["trace"]).read_text())
         validate(trace, "trace")
@@ -160,7 +161,19 @@ def test_report(kvref: Kvref, tmp_path: Path) -> None:
     ran = kvref.check(TOY, *MERGE, "--report", folder, "--json")
     assert (ran.code, json.loads(ran.out)) == (0, json.loads((folder / "report.json").read_text()))
     left = {path.name for path in folder.rglob("*") if path.is_file()}
-    assert left == {"report.json", "report.html", "junit.xml"}
+    assert left == {"report.json", "report.html", "badge.json", "junit.xml"}
+
+
+def test_reports_of_other_versions_are_shown_beside(kvref: Kvref, tmp_path: Path) -> None:
+    earlier, later = tmp_path / "1", tmp_path / "2"
+    assert kvref.check(LOSING, *MERGE, "--report", earlier).code == 1
+    assert kvref.check(TOY, *MERGE, "--report", later, "--beside", earlier, "--beside", earlier).code == 0
+    page = (later / "report.html").read_text()
+    assert page.count('<span class="tag s-broken">broken') == 2
+    ran = kvref.check(TOY, *MERGE, "--beside", earlier)
+    assert (ran.code, "--report DIR" in ran.err) == (2, True)
+    ran = kvref.check(TOY, *MERGE, "--report", later, "--beside", tmp_path)
+    assert (ran.code, "cannot use the report" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize("kind", ["other", "file", "below a file"])

@@ -13,7 +13,7 @@ from conftest import Kvref
 from rich.console import Console
 
 from kvref_conformance.diff import Diff, Kind, compare
-from kvref_conformance.report.diff import badge, markdown, render_diff
+from kvref_conformance.report.diff import markdown, render_diff
 from kvref_conformance.report.files import report_document
 from kvref_conformance.results import Level, Result, Row, Status
 from kvref_conformance.schemas import validate
@@ -204,20 +204,6 @@ def test_hostile_text_stays_text_and_a_summary_short() -> None:
         assert not {*"<>@"} & {*outside.replace("->", "")}
 
 
-@pytest.mark.parametrize(
-    ("rows", "message", "colour"),
-    [
-        ([row(HOLDS)], "conformant", "brightgreen"),
-        ([row(HOLDS), row(GAP, law="x.y")], "conformant with declared gaps", "green"),
-        ([row(BROKEN)], "not conformant", "red"),
-        ([row(OPEN)], "incomplete", "yellow"),
-    ],
-)
-def test_the_badge_is_what_shields_io_takes(rows: list[Row], message: str, colour: str) -> None:
-    told = json.loads(badge(report(*rows)))
-    assert told == {"schemaVersion": 1, "label": "kvref", "message": message, "color": colour}
-
-
 # -- the command ---------------------------------------------------------------------------------------------
 
 
@@ -236,11 +222,10 @@ def new(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_command(kvref: Kvref, old: Path, new: Path, tmp_path: Path) -> None:
-    ran = kvref("diff", old, new, "--badge", tmp_path / "badge.json")
+def test_the_command(kvref: Kvref, old: Path, new: Path) -> None:
+    ran = kvref("diff", old, new)
     assert (ran.code, ran.err) == (1, "")
     assert "newly broken: 1" in ran.out
-    assert json.loads((tmp_path / "badge.json").read_text())["message"] == "not conformant"
     assert kvref("diff", new, old).code == 0
     assert kvref("diff", new, new).code == 0
     ran = kvref("diff", old, new, "--json")
@@ -288,8 +273,6 @@ def test_a_file_that_is_not_there_is_refused(kvref: Kvref, old: Path, tmp_path: 
     assert kvref("diff", old, tmp_path / "none.json").code == 2
     ran = kvref("diff", old, tmp_path)
     assert (ran.code, "report.json': it cannot be read (No such file" in ran.err) == (2, True)
-    ran = kvref("diff", old, old, "--badge", tmp_path / "none" / "badge.json")
-    assert (ran.code, "there is no folder" in ran.err) == (2, True)
 
 
 def test_reports_are_not_changed(old: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report import write_report
+from kvref_conformance.report.files import report_document
 from kvref_conformance.report.page import page
 from kvref_conformance.results import FileReached, Level, Reached, Result, Row, Status
 from kvref_conformance.schemas import TRACE
@@ -249,6 +250,40 @@ def test_coverage_is_told_where_it_was_measured() -> None:
     assert "Coverage" not in harmless(page(result(broken()))).text
 
 
+def test_laws_by_version() -> None:
+    one = result(broken(), Row("pool.partition", Level.SAFETY, "pool", Status.HOLDS), row("hash.total"))
+    other = result(row("pool.reset"), row("pool.partition", Status.INHERITED), target=target("2", "acme 3"))
+    reports = [report_document(each) for each in (one, other)]
+    parsed = harmless(page(one, reports))
+    table = parsed.text.partition("Laws by version")[2]
+    assert table.startswith(
+        " law toy 1 toy 2 with acme 3 pool pool.reset broken holds pool.partition holds inherited "
+        "hash hash.total holds Each cell"
+    )
+    assert "Laws by version" not in harmless(page(one, reports[:1])).text
+    rows = [found for found in parsed.all("tr") if "data-area" in found]
+    assert rows[:3] == rows[3:]
+
+
+def test_versions_are_shown_as_text_and_have_a_limit() -> None:
+    one = result(*(row(law) for law in LAWS))
+    others = [
+        report_document(result(*one.rows, target=target(text[:5_000] + str(number), text[:5_000])))
+        for number, text in enumerate(HOSTILE * 2)
+    ]
+    parsed = harmless(page(one, [report_document(one), *others]))
+    assert f"{1 + len(others) - 20} more versions are left out" in parsed.text
+    assert "more laws are not on this page" not in parsed.text
+
+
+def row(law: str, status: Status = Status.HOLDS) -> Row:
+    return Row(law, Level.SAFETY, "pool", status)
+
+
+def target(version: str, plugin: str) -> dict[str, Any]:
+    return {"name": "toy", "version": version, "plugin": plugin, "capabilities": {}}
+
+
 def test_nothing_to_tell_is_told_as_well() -> None:
     parsed = harmless(page(result()))
     assert "no law was run" in parsed.text
@@ -319,7 +354,7 @@ def test_no_name_leads_out_of_the_folder(text: str, tmp_path: Path) -> None:
     written = write_report(one, folder)
     assert all(path.resolve().is_relative_to(folder.resolve()) for path in written)
     assert {path.relative_to(folder).parts[0] for path in written} == {
-        *("report.json", "report.html", "junit.xml", "traces", "repro")
+        *("report.json", "report.html", "badge.json", "junit.xml", "traces", "repro")
     }
     assert [path.name for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents] == []
 

@@ -11,6 +11,7 @@ from conftest import TARGETS, Kvref
 
 from kvref_conformance import check, hosts, matrix
 from kvref_conformance.ending import EXIT_INTERRUPTED
+from kvref_conformance.report.cells import cell
 from kvref_conformance.runner import Options
 
 LAWS = ("spec.merge-identity", "registry.idempotent")
@@ -28,15 +29,19 @@ def row(subject: str, status: str) -> dict[str, Any]:
         ([("", "not-applicable")], "n.a."),
         ([("A", "holds")], "holds"),
         ([("A", "holds"), ("B", "not-applicable")], "holds"),
-        ([("A", "broken")], "**broken**"),
-        ([("A", "known")], "**broken**"),
-        ([("A", "known"), ("A", "broken"), ("B", "holds"), ("C", "not-applicable")], "**broken** 1/2"),
-        ([("A", "known"), ("B", "incomplete"), ("C", "holds")], "**broken** 1/3, 1 incomplete"),
+        ([("A", "broken")], "broken"),
+        ([("A", "known")], "broken"),
+        ([("A", "stale")], "broken"),
+        ([("A", "inherited"), ("B", "holds")], "inherited"),
+        ([("A", "declared-gap"), ("B", "not-applicable")], "declared gap"),
+        ([("A", "declared-gap"), ("B", "holds")], "holds"),
+        ([("A", "known"), ("A", "broken"), ("B", "holds"), ("C", "not-applicable")], "broken 1/2"),
+        ([("A", "known"), ("B", "incomplete"), ("C", "holds")], "broken 1/3, 1 incomplete"),
         ([("A", "holds"), ("B", "unconfirmed")], "incomplete"),
     ],
 )
 def test_cell(rows: list[tuple[str, str]], told: str) -> None:
-    assert matrix.cell([row(*each) for each in rows]) == told
+    assert cell([row(*each) for each in rows]).text == told
 
 
 def test_page() -> None:

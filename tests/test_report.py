@@ -244,6 +244,7 @@ def test_a_second_report_replaces_the_first_and_spares_what_is_not_its_own(tmp_p
     write_report(healed, tmp_path)
     assert set(contents(tmp_path)) == {
         "report.json",
+        "badge.json",
         "report.html",
         "junit.xml",
         "notes.txt",

@@ -47,11 +47,11 @@ from kvref_conformance.options import (
 from kvref_conformance.prove import document, exit_code, prove as prove_all, select
 from kvref_conformance.reached import needs_library
 from kvref_conformance.report import claim, progress, render, render_laws, write_report
-from kvref_conformance.report.diff import badge as verdict_badge, markdown as diff_markdown, render_diff
+from kvref_conformance.report.diff import markdown as diff_markdown, render_diff
 from kvref_conformance.report.doctor import render_target
 from kvref_conformance.report.explain import render_explanation
 from kvref_conformance.report.faults import page as fault_page, render_faults
-from kvref_conformance.report.files import report_document, write
+from kvref_conformance.report.files import report_document
 from kvref_conformance.report.fuzzing import render_fuzz, watching
 from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.report.proving import render_count, render_proof
@@ -88,6 +88,12 @@ def cli() -> None:
 @click.option(
     "--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to."
 )
+@click.option(
+    "--beside",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Report of another version, for a table of laws by version on the page. Can be repeated.",
+)
 @jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of tables.")
 @click.option("--strict", is_flag=True, help="Broken robustness laws count, too.")
@@ -112,6 +118,7 @@ def check(
     backend: str,
     device: str,
     report: Path | None,
+    beside: tuple[Path, ...],
     jobs: int,
     as_json: bool,
     strict: bool,
@@ -133,6 +140,9 @@ def check(
     if measured is not None:
         needs_library()
     laws = select_laws(patterns)
+    if beside and report is None:
+        raise click.UsageError("--beside is for the page of a report: say where, by --report DIR")
+    others = [diffs.read(path) for path in beside]
     if report is not None:
         claim(report)
     symbolic = is_symbolic(backend, laws)
@@ -147,7 +157,7 @@ def check(
         result = one.check(options, choose_baseline(baseline, one.description), watcher)
     result.elapsed_seconds = time.monotonic() - started
     if report is not None:
-        write_report(result, report)
+        write_report(result, report, others)
     if save_baseline is not None:
         baselines.save(result, save_baseline)
     if as_json:
@@ -364,14 +374,8 @@ def replay(
 @click.argument("new", type=click.Path(exists=True, path_type=Path))
 @click.option("--markdown", "told", flag_value="markdown", help="Print a summary for a pull request.")
 @click.option("--json", "told", flag_value="json", help="Print the changes as JSON.")
-@click.option(
-    "--badge",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=as_writable,
-    help="Also write NEW's verdict to this file, for a badge of shields.io.",
-)
 @click.pass_context
-def diff(context: click.Context, old: Path, new: Path, told: str | None, badge: Path | None) -> None:
+def diff(context: click.Context, old: Path, new: Path, told: str | None) -> None:
     """Tell what has changed from report OLD to report NEW: files report.json, or their folders.
 
     A row got worse if it held and does not, if it is broken or stale now, or if it was judged and now could
@@ -383,8 +387,6 @@ def diff(context: click.Context, old: Path, new: Path, told: str | None, badge: 
                  2  bad usage, or a file is no report that this version can read
     """
     changed = diffs.compare(diffs.read(old), diffs.read(new))
-    if badge is not None:
-        write(badge, verdict_badge(changed.new))
     if told == "json":
         click.echo(json.dumps(diffs.document(changed), indent=1))
     elif told == "markdown":

@@ -16,6 +16,7 @@ from kvref_conformance import hosts
 from kvref_conformance.check import choose_baseline, loaded, prepare
 from kvref_conformance.hosts import Host
 from kvref_conformance.laws import LAWS
+from kvref_conformance.report.cells import INCOMPLETE, cell
 from kvref_conformance.report.files import report_document
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Status
@@ -23,9 +24,7 @@ from kvref_conformance.runner import Options
 from kvref_conformance.worker import OWN_PACKAGES, package_folders
 
 NOT_PREPARED = "not prepared"
-INCOMPLETE = "incomplete"
 
-_BROKEN = (Status.BROKEN, Status.KNOWN)
 _OPEN = (Status.UNCONFIRMED, Status.INCOMPLETE)
 
 _HEAD = """# Laws by release of vLLM
@@ -100,27 +99,12 @@ def check_all(
     return reports
 
 
-def cell(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the rows of one law in one report add up to."""
-    states: dict[str, set[Status]] = {}
-    for row in rows:
-        states.setdefault(row["subject"], set()).add(Status(row["status"]))
-    judged = [found for found in states.values() if found != {Status.NOT_APPLICABLE}]
-    broken = sum(not found.isdisjoint(_BROKEN) for found in judged)
-    unclear = sum(not found.isdisjoint(_OPEN) for found in judged)
-    if broken:
-        told = f"**broken** {broken}/{len(judged)}" if len(judged) > 1 else "**broken**"
-        return f"{told}, {unclear} {INCOMPLETE}" if unclear else told
-    if unclear:
-        return INCOMPLETE
-    return "holds" if judged else "n.a."
-
-
 def cells(report: Mapping[str, Any] | None, laws: Sequence[str]) -> dict[str, str]:
     """The cell of each law; of a release that there is no report of, too."""
     if report is None:
         return dict.fromkeys(laws, NOT_PREPARED)
-    return {law: cell([row for row in report["laws"] if row["id"] == law]) for law in laws}
+    found = {law: cell([row for row in report["laws"] if row["id"] == law]).text for law in laws}
+    return {law: text.replace("broken", "**broken**") for law, text in found.items()}
 
 
 def is_complete(reports: Mapping[str, Mapping[str, Any] | None], laws: Sequence[str]) -> bool:

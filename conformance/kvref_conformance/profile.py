@@ -86,8 +86,9 @@ class Profile:
     @property
     def label(self) -> str | None:
         """Its name among several in one file."""
-        root = self.source.root if self.source else ()
-        return root[-1] if "targets" in root else None
+        if self.source is None or "targets" not in self.source.root:
+            return None
+        return self.source.root[-1]
 
     @property
     def target(self) -> str | None:

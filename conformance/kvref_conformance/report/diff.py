@@ -1,11 +1,10 @@
-"""Tell what has changed between two reports: on a terminal, for a pull request, as a badge."""
+"""Tell what has changed between two reports: on a terminal, for a pull request."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console
 
@@ -24,12 +23,6 @@ _TITLES = {
     Kind.MENDED: "mended",
     Kind.JUDGED: "judged now",
     Kind.NEW: "appeared",
-}
-_COLOURS = {
-    Verdict.CONFORMANT: "brightgreen",
-    Verdict.CONFORMANT_WITH_GAPS: "green",
-    Verdict.NOT_CONFORMANT: "red",
-    Verdict.INCOMPLETE: "yellow",
 }
 
 _LONGEST_NAME = 80
@@ -80,13 +73,6 @@ def markdown(diff: Diff) -> str:
     lines += ["| state | before | now |", "|---|--:|--:|"]
     lines += [f"| {status} | {before} | {now} |" for status, before, now in _totals(diff)]
     return "\n".join([*lines, ""])
-
-
-def badge(report: Mapping[str, Any]) -> bytes:
-    """The verdict of a report, as shields.io wants it from an endpoint."""
-    verdict = Verdict(report["verdict"])
-    told = {"schemaVersion": 1, "label": "kvref", "message": verdict.value, "color": _COLOURS[verdict]}
-    return (json.dumps(told) + "\n").encode("ascii")
 
 
 def _groups(diff: Diff) -> Iterator[tuple[bool, Kind, list[Change]]]:

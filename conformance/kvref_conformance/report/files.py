@@ -6,13 +6,14 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvref_conformance.report.badge import badge
 from kvref_conformance.report.coverage import coverage_document, coverage_page
 from kvref_conformance.report.junit import junit
-from kvref_conformance.report.names import COVERAGE, PAGE, plain, repro_name, trace_name
+from kvref_conformance.report.names import BADGE, COVERAGE, PAGE, plain, repro_name, trace_name
 from kvref_conformance.report.page import page
 from kvref_conformance.results import Result, Row
 from kvref_conformance.schemas import REPORT, validate
@@ -32,8 +33,13 @@ class ForeignDirectory(ValueError):
         self.directory = directory
 
 
-def write_report(result: Result, directory: Path) -> list[Path]:
+def write_report(result: Result, directory: Path, beside: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
     """Write the whole report and return the files written, report.json first.
+
+    Args:
+        result: what is told.
+        directory: where. It is made, if it is not there.
+        beside: reports of other versions, for a table of laws by version on the page.
 
     An earlier report in the directory is replaced: traces and programs it alone had are removed.
 
@@ -41,7 +47,7 @@ def write_report(result: Result, directory: Path) -> list[Path]:
         ForeignDirectory: the directory is in other use; it is left as it was.
         InvalidDocument: the result does not make a valid report; nothing was written.
     """
-    contents = _contents(result)
+    contents = _contents(result, beside)
     claim(directory)
     written = [directory / name for name in contents]
     # report.json goes first: it marks the directory as ours, should this be interrupted.
@@ -119,11 +125,16 @@ def report_document(result: Result) -> dict[str, Any]:
     return document
 
 
-def _contents(result: Result) -> dict[str, bytes]:
+def _contents(result: Result, beside: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
     """Every file of the report, by name. All are made and checked before the first is written."""
     report = report_document(result)
     validate(report, "report")
-    contents = {"report.json": as_json(report), PAGE: page(result), "junit.xml": junit(result)}
+    contents = {
+        "report.json": as_json(report),
+        PAGE: page(result, [report, *beside]),
+        "junit.xml": junit(result),
+        BADGE: as_json(badge(result.verdict)),
+    }
     if result.coverage is not None:
         contents[COVERAGE] = coverage_page(result, result.coverage).encode("utf-8", "backslashreplace")
     for row in result.rows:

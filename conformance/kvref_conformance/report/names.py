@@ -13,6 +13,7 @@ from kvref_conformance.results import Row, Trace
 
 COVERAGE = "coverage.md"
 PAGE = "report.html"
+BADGE = "badge.json"
 
 
 def trace_digest(trace: Trace) -> str:

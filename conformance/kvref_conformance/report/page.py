@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kvref_conformance.laws import LAWS, Law
+from kvref_conformance.report.cells import Cell, cell
 from kvref_conformance.report.coverage import heading, percent, places, remarks
 from kvref_conformance.report.names import COVERAGE, plain, repro_name, trace_name
 from kvref_conformance.report.narrate import remark
@@ -25,8 +26,9 @@ from kvref_conformance.results import Reached, Result, Row, Status
 
 _ROOM_FOR_FINDINGS = 1_100_000
 _ROOM_FOR_LAWS = 350_000
+_ROOM_FOR_VERSIONS = 150_000
 _ROOM_FOR_LINES = 40_000
-"""Bytes of the page: of all findings, of the table of laws, of each other list."""
+"""Bytes of the page: of all findings, of the tables of laws and of versions, of each other list."""
 
 _LONGEST_NAME = 120
 _LONGEST_TEXT = 1_000
@@ -34,6 +36,7 @@ _LONGEST_PLACES = 500
 _LONGEST_PROGRAM = 100_000
 _MOST_RUNS = 4
 _MOST_FILES = 100
+_MOST_VERSIONS = 20
 _MOST_WORDS = 50
 
 T = TypeVar("T")
@@ -125,6 +128,18 @@ class LawLine:
 
 
 @dataclass(frozen=True)
+class VersionsLine:
+    """A law, and what came of it in each report; `statuses` are those in the first."""
+
+    law: str
+    area: str
+    first: bool
+    """Of its area."""
+    cells: Sequence[Cell | None]
+    statuses: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Lines:
     """Lines that there is room for, and how many more there are."""
 
@@ -143,8 +158,8 @@ class File:
     unreached: str
 
 
-def page(result: Result) -> bytes:
-    """The whole page."""
+def page(result: Result, reports: Sequence[Mapping[str, Any]] = ()) -> bytes:
+    """The whole page. With several reports, that of the result the first, laws are shown by version, too."""
     templates = _templates()
 
     def render(name: str, **values: Any) -> Markup:
@@ -164,6 +179,11 @@ def page(result: Result) -> bytes:
         _ROOM_FOR_LAWS,
         [lambda law: render("law", line=law, names=True), lambda law: render("law", line=law, names=False)],
     )
+    beside, unbeside = _fitting(
+        _beside(result, reports[:_MOST_VERSIONS]),
+        _ROOM_FOR_VERSIONS,
+        [lambda line: render("beside", line=line)],
+    )
     style, script = (_own(f"report.{kind}") for kind in ("css", "js"))
     text = render(
         "report",
@@ -178,6 +198,10 @@ def page(result: Result) -> bytes:
         untold=untold,
         laws=laws,
         unlisted=unlisted,
+        versions=[Name(_version(report)) for report in reports[:_MOST_VERSIONS]],
+        more_versions=max(0, len(reports) - _MOST_VERSIONS),
+        beside=beside,
+        unbeside=unbeside,
         areas=list(dict.fromkeys(_area(row.law) for row in result.rows))[:_MOST_WORDS],
         not_run={
             title: _lines(by_reason(row for row in result.rows if row.status is status))
@@ -211,6 +235,25 @@ def _laws(result: Result) -> Iterator[LawLine]:
     for area, laws in areas.items():
         for number, (law, rows) in enumerate(laws.items()):
             yield LawLine(law, rows[0].level, LAWS.get(law), rows, area, number == 0)
+
+
+def _beside(result: Result, reports: Sequence[Mapping[str, Any]]) -> Iterator[VersionsLine]:
+    """The laws of the result in each report, if there are several."""
+    if len(reports) < 2:
+        return
+    found: list[dict[str, list[Any]]] = [{} for _ in reports]
+    for rows, report in zip(found, reports, strict=True):
+        for row in report["laws"]:
+            rows.setdefault(row["id"], []).append(row)
+    for line in _laws(result):
+        cells = [cell(rows[line.id]) if line.id in rows else None for rows in found]
+        yield VersionsLine(line.id, line.area, line.first, cells, [*line.states])
+
+
+def _version(report: Mapping[str, Any]) -> str:
+    target = report["target"]
+    plugin = f" with {target['plugin']}" if target["plugin"] else ""
+    return f"{target['name']} {target['version']}{plugin}"
 
 
 def _area(law: str) -> str:

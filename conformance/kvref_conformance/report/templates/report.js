@@ -19,10 +19,10 @@
         item.states.some((state) => states.has(state)) &&
         words.every((word) => item.words.includes(word));
       item.element.hidden = !shown;
-      laws += shown && item.element.matches("tr");
+      laws += shown && item.element.matches(".laws tr");
     }
     let heading = null;
-    for (const row of document.querySelectorAll(".laws tbody tr")) {
+    for (const row of document.querySelectorAll("tbody tr.area, tbody tr[data-area]")) {
       if (row.matches(".area")) {
         heading = row;
         heading.hidden = true;

@@ -1,0 +1,19 @@
+"""The verdict as a badge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvref_conformance.results import Verdict
+
+_COLOURS = {
+    Verdict.CONFORMANT: "brightgreen",
+    Verdict.CONFORMANT_WITH_GAPS: "green",
+    Verdict.NOT_CONFORMANT: "red",
+    Verdict.INCOMPLETE: "yellow",
+}
+
+
+def badge(verdict: Verdict) -> dict[str, Any]:
+    """What shields.io takes from an endpoint."""
+    return {"schemaVersion": 1, "label": "kvref", "message": verdict.value, "color": _COLOURS[verdict]}

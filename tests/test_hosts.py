@@ -244,12 +244,13 @@ def test_a_release_that_is_not_prepared(kvref: Kvref, pip: Pip, command: str) ->
     assert ran.err == "kvref: vllm==0.25.1 is not prepared; this does it: kvref hosts prepare 0.25.1\n"
 
 
-@pytest.mark.parametrize("option", [("--python", "python3"), ("--path", "/")])
-def test_a_release_with_a_place_of_another(kvref: Kvref, pip: Pip, option: tuple[str, str]) -> None:
+def test_a_release_with_the_interpreter_of_another(kvref: Kvref, pip: Pip) -> None:
     hosts.prepare("0.25.1", quiet)
-    ran = kvref("check", "vllm==0.25.1", *option)
-    assert (ran.code, ran.out) == (2, "")
-    assert "vllm==0.25.1 stands for an interpreter and a folder of its own: leave out" in ran.err
+    for target, other in (("vllm==0.25.1", "vllm"), ("vllm==0.25.1:acme", "vllm:acme")):
+        ran = kvref("check", target, "--python", "python3")
+        assert (ran.code, ran.out) == (2, "")
+        told = f"{target} stands for an interpreter of its own: leave out --python, or check {other}"
+        assert told in " ".join(ran.err.split())
 
 
 def test_a_release_that_is_prepared(pip: Pip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +261,18 @@ def test_a_release_that_is_prepared(pip: Pip, tmp_path: Path, monkeypatch: pytes
     hosts.prepare(hosts.BASE, quiet)
     worker, _ = prepare(f"vllm=={hosts.BASE}", None, python=None, paths=(), stubs=())
     assert (worker.python, worker.paths) == (str(host.python), ())
+    # With a plugin, which goes in front, as a profile may say, too.
+    worker, _ = prepare("vllm==0.25.1:acme", None, python=None, paths=("/",), stubs=())
+    assert (worker.target, worker.paths) == ("vllm:acme", ("/", str(host.folder)))
+    Path("kvref.toml").write_text("target = 'vllm==0.25.1:acme'\npath = ['.']\n")
+    for target in (None, "vllm==0.25.1:acme"):
+        worker, profile = prepare(target, None, python=None, paths=(), stubs=())
+        assert (worker.target, worker.paths) == ("vllm:acme", (".", str(host.folder)))
+        assert profile.target == "vllm==0.25.1:acme"
+    # Another release of the same is what the profile is about, too.
+    worker, profile = prepare(f"vllm=={hosts.BASE}:acme", None, python=None, paths=(), stubs=())
+    assert (worker.paths, profile.name) == ((".",), "kvref.toml")
+    assert prepare(f"vllm=={hosts.BASE}", None, python=None, paths=(), stubs=())[1].name is None
     # The one that is installed is another matter.
     worker, _ = prepare("vllm", None, python=None, paths=("/",), stubs=())
     assert (worker.python, worker.paths) == (sys.executable, ("/",))

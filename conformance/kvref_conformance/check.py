@@ -19,7 +19,7 @@ from kvref_conformance.profile import NO_PROFILE, Profile, choose_profile
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import Result
 from kvref_conformance.runner import Options, Runner, flags_needed
-from kvref_conformance.targets import DEFAULT_TARGET, check_name, plugin_of
+from kvref_conformance.targets import DEFAULT_TARGET, check_name, plugin_of, without_release
 from kvref_conformance.worker import RunningHosts, TargetFailed, Worker, running_hosts
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
@@ -89,20 +89,21 @@ def prepare(
 
     Raises `ProfileError`; for a target like `vllm==0.25.1` `HostError`.
     """
-    family, pinned, release = (target or "").partition("==")
-    if pinned and family == "vllm":
-        if python or paths:
+    chosen = choose_profile(profile, target)
+    asked = (None if target == chosen.label else target) or chosen.target or DEFAULT_TARGET
+    name, release = without_release(asked)
+    folders = [*paths, *chosen.paths]
+    if release:
+        if python:
             raise hosts.HostError(
-                f"{target} stands for an interpreter and a folder of its own: leave out --python and --path, "
-                "or name the target 'vllm'"
+                f"{asked} stands for an interpreter of its own: leave out --python, or check {name}"
             )
         host = hosts.prepared(release)
-        python, paths = str(host.python), [str(host.folder)] if host.folder else []
-        target = family
-    chosen = choose_profile(profile, target)
-    name = (None if target == chosen.label else target) or chosen.target or DEFAULT_TARGET
+        python = str(host.python)
+        # In front of it: a plugin, or what the caller has changed in it.
+        folders += [str(host.folder)] if host.folder else []
     all_stubs = dict.fromkeys([*stubs, *chosen.stubs])
-    return Worker(name, python or sys.executable, (*paths, *chosen.paths), timeout, tuple(all_stubs)), chosen
+    return Worker(name, python or sys.executable, tuple(folders), timeout, tuple(all_stubs)), chosen
 
 
 @dataclass(frozen=True)

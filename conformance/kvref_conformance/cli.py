@@ -66,8 +66,9 @@ def cli() -> None:
     """Check that a KV-cache implementation keeps the laws an LLM engine relies on.
 
     A TARGET is 'reference' (kvref's own, the default if no profile names one), 'vllm' (the one installed),
-    'vllm==VERSION' (a release that 'kvref hosts' prepared), 'vllm:PLUGIN' (with that platform plugin), or
-    'package.module:factory' for any other (docs/targets.md).
+    'vllm==VERSION' (a release that 'kvref hosts' prepared), 'vllm:PLUGIN' or 'vllm==VERSION:PLUGIN' (with
+    that platform plugin), 'package.module:factory' for any other (docs/targets.md), or the name of one of
+    several profiles in a file (docs/profile.md).
     """
 
 

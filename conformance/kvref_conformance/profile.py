@@ -17,7 +17,7 @@ from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.profile_file import Problem, ProfileError, Source, find, meant, problems_of, read
 from kvref_conformance.results import Row
 from kvref_conformance.subjects import subjects_of
-from kvref_conformance.targets import UnknownTarget, check_name
+from kvref_conformance.targets import UnknownTarget, check_name, without_release
 from kvref_strategies.workload import Description
 
 __all__ = ["NO_PROFILE", "Gap", "KnownFailure", "Profile", "ProfileError", "choose_profile"]
@@ -256,7 +256,9 @@ def choose_profile(choice: str | None, target: str | None) -> Profile:
     source = read(path)
     about = {name: source.document["targets"][name]["target"] for name in source.names}
     if about:
-        names = [name for name in about if target in (None, name, about[name])]
+        # The very target, or else another release of it.
+        exact = [name for name in about if target in (None, name, about[name])]
+        names = exact or [name for name in about if _alike(target, about[name])]
         if len(names) > 1:
             told = ", ".join(f"{name} ({about[name]})" for name in names)
             raise ProfileError(
@@ -268,9 +270,14 @@ def choose_profile(choice: str | None, target: str | None) -> Profile:
             raise ProfileError(f"{path} has profiles for {', '.join(about)}, and none for {target}")
         return Profile(notes=(f"{path} is about {', '.join(about.values())}, and not used",))
     profile = _checked(source)
-    if choice is None and target is not None and profile.target not in (None, target):
+    if choice is None and not (profile.target is None or _alike(target, profile.target)):
         return Profile(notes=(f"{path} is about {profile.target}, and not used (--profile {path} would)",))
     return profile
+
+
+def _alike(target: str | None, other: str) -> bool:
+    """Whether these are the same target, in the same release or not; None stands for any."""
+    return target is None or without_release(target)[0] == without_release(other)[0]
 
 
 def _checked(source: Source) -> Profile:
@@ -304,7 +311,7 @@ def _mistakes(source: Source) -> Iterator[Problem]:
     document = source.document
     if "target" in document:
         try:
-            check_name(document["target"])
+            check_name(without_release(document["target"])[0])
         except UnknownTarget as error:
             yield Problem(("target",), str(error))
     for number, folder in enumerate(document.get("path", ())):

@@ -34,6 +34,13 @@ def check_name(name: str) -> None:
         )
 
 
+def without_release(name: str) -> tuple[str, str]:
+    """The target that a name such as `vllm==0.32.0:PLUGIN` is of, and the release, or "" if it names none."""
+    family, colon, plugin = name.partition(":")
+    family, pinned, release = family.partition("==")
+    return (f"{family}{colon}{plugin}", release) if pinned and family == "vllm" else (name, "")
+
+
 def plugin_of(name: str) -> str:
     """The platform plugin in `vllm:PLUGIN`; nothing for other targets."""
     family, _, plugin = name.partition(":")

@@ -25,6 +25,7 @@ from kvref_conformance.check import NoSuchLaw, choose_baseline, find_law, is_sym
 from kvref_conformance.ending import EXIT_INTERRUPTED, Group
 from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
+from kvref_conformance.init import Wanted, badge, start
 from kvref_conformance.laws import LAWS
 from kvref_conformance.options import (
     Choice,
@@ -334,6 +335,25 @@ def doctor(
         description = one.description
         planned = one.runner(Options(), watcher).left_out()
         render_target(worker, one.profile, description, planned)
+
+
+@cli.command()
+@target_options
+def init(choice: Choice) -> None:
+    """Write a profile for TARGET, kvref.toml, and a workflow for GitHub Actions into the current folder.
+
+    TARGET is loaded, to see that it can be, and what has to be said of it. What is there is left as it is.
+    """
+    worker, declared = choice.prepare()
+    with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
+        asked = declared.target if choice.target in (None, declared.label) else choice.target
+        wanted = Wanted(asked or worker.target, worker.stubs, (*choice.paths, *declared.paths))
+        made = start(Path(), wanted, one.description)
+    for path in made.written:
+        click.echo(f"written      {path}")
+    for path in made.kept:
+        click.echo(f"left as is   {path}")
+    click.echo(f"badge        {badge()}")
 
 
 @cli.command()

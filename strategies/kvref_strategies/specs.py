@@ -140,9 +140,14 @@ def widened(description: Description) -> Description:
     return cast(Description, {**description, "classes": classes})
 
 
+def missing_fields(info: SpecClassInfo) -> list[str]:
+    """Required fields that nobody has values for."""
+    return [f["name"] for f in info["fields"] if is_required(f) and not menu(info, f["name"])]
+
+
 def missing_menu(info: SpecClassInfo) -> str | None:
     """Why no spec of this class can be drawn, or None when one can."""
-    unknown = [f["name"] for f in info["fields"] if is_required(f) and not menu(info, f["name"])]
+    unknown = missing_fields(info)
     return f"no strategy for required field {', '.join(unknown)}" if unknown else None
 
 

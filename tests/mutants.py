@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -136,15 +135,19 @@ def record() -> list[Known]:
 def order(units: Iterable[Known], function: str) -> list[Known]:
     """Those that call the function, the ones first that call little else.
 
-    The more units of a workload have had their turn, the later comes the next.
+    The more units of a workload have had their turn, the later comes the next. Each workload begins with
+    another subject, so that soon all subjects have had one.
     """
     loading, *rest = units
     calling = [unit for unit in rest if function in unit.reached or function in loading.reached]
-    turns: Counter[str] = Counter()
-    late: dict[str, int] = {}
+    workloads: dict[str, list[Known]] = {}
     for unit in sorted(calling, key=lambda unit: unit.seconds):
-        turns[unit.workload] += 1
-        late[unit.name] = turns[unit.workload] * len(unit.reached)
+        workloads.setdefault(unit.workload, []).append(unit)
+    late: dict[str, int] = {}
+    for number, (_, known) in enumerate(sorted(workloads.items())):
+        first = number % len(known)
+        for turn, unit in enumerate([*known[first:], *known[:first]], 1):
+            late[unit.name] = turn * len(unit.reached)
     calling.sort(key=lambda unit: (function not in unit.reached, late[unit.name], unit.seconds))
     return calling
 

@@ -35,7 +35,7 @@ is killed.
   hash of what is changed draws them, so that a change of the reference leaves most of them in.
 * All units of a quick check run once on the reference, with its mutants asleep: nothing may break. They run
   again to see which functions each of them calls.
-* For each mutant those units are run that call its function, of each workload the quickest first, and again
+* For each mutant those units are run that call its function, of each workload one in turn, and again
   with other seeds, until one finds it, or until they would have taken {seconds:g} seconds on the reference.
   Nothing is reduced or confirmed.
 * It is killed if a law breaks; if its process dies, or does not answer an operation for {hangs:g} seconds

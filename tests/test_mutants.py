@@ -184,7 +184,7 @@ def test_units_take_turns_by_workload_those_first_that_call_little_else() -> Non
         unit("other [a]", 0.1, "g"),
     ]
     names = [each.name for each in mutants.order(units, "f")]
-    assert names == ["narrow [1]", "narrow [2]", "wide [a]", "narrow [3]", "narrow [4]", "wide [b]"]
+    assert names == ["narrow [1]", "narrow [2]", "wide [b]", "narrow [3]", "narrow [4]", "wide [a]"]
     assert mutants.order(units, "i") == []
 
 

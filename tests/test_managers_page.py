@@ -1,7 +1,7 @@
 """The worked numbers of docs/managers.md are what the reference does.
 
-Above a table stand, as code, the specs of the groups and what the engine is configured to. The first cell of the
-table says what its columns are, that of each further row what is to be compared.
+Above a table stand, as code, the specs of the groups and what the engine is configured to. The first cell of
+the table says what its columns are, that of each further row what is to be compared.
 """
 
 from __future__ import annotations

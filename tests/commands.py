@@ -11,7 +11,7 @@ import click
 
 from kvref_conformance.cli import cli
 
-WIDTH = 100
+WIDTH = 88
 
 _HEAD = """# Commands
 

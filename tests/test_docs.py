@@ -57,7 +57,7 @@ def test_the_page_of_schemas_has_them_all() -> None:
 def commands_in(text: str) -> list[str]:
     """The calls of kvref in the code that a page shows, without what a shell makes of their ends."""
     shown = "".join(re.findall(r"^```(?:sh|console|yaml)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    lines = re.findall(r"^ *(?:\$ |- run: )?(kvref(?: .*)?)$", shown, re.MULTILINE)
+    lines = re.findall(r"^ *(?:\$ |(?:- )?run: )?(kvref(?: .*)?)$", shown, re.MULTILINE)
     return [re.split(r" (?:#|>>|\|\|) ", line)[0].strip() for line in lines]
 
 

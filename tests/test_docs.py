@@ -1,11 +1,20 @@
+import re
+import shlex
 from pathlib import Path
 
+import click
+import commands
 import differences
+import pytest
 
+import kvref_conformance.schemas
+from kvref_conformance.cli import cli
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report.lawbook import laws_page
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = {str(page.relative_to(ROOT)): page for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]}
 
 
 def test_the_page_of_laws_is_up_to_date() -> None:
@@ -30,3 +39,54 @@ def test_each_difference_has_a_name_of_its_own_and_laws_that_exist() -> None:
     listed = differences.load()["difference"]
     assert len({each["id"] for each in listed}) == len(listed)
     assert {law for each in listed for law in each.get("laws", ())} <= {*LAWS}
+
+
+def test_the_page_of_commands_is_up_to_date() -> None:
+    assert (DOCS / "cli.md").read_text(encoding="utf-8") == commands.page(), (
+        "run: python tests/commands.py > docs/cli.md"
+    )
+
+
+def test_the_page_of_schemas_has_them_all() -> None:
+    page = (DOCS / "schemas.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^```{literalinclude} (.*)$", page, re.MULTILINE)
+    folder = Path(kvref_conformance.schemas.__file__).parent
+    assert sorted(Path(path).name for path in shown) == sorted(file.name for file in folder.glob("*.json"))
+
+
+def commands_in(text: str) -> list[str]:
+    """The calls of kvref in the code that a page shows, without what a shell makes of their ends."""
+    shown = "".join(re.findall(r"^```(?:sh|console|yaml)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    lines = re.findall(r"^ *(?:\$ |(?:- )?run: )?(kvref(?: .*)?)$", shown, re.MULTILINE)
+    return [re.split(r" (?:#|>>|\|\|) ", line)[0].strip() for line in lines]
+
+
+def parse(command: click.Command, context: click.Context, words: list[str]) -> None:
+    """Raises `click.UsageError` for a command or an option that there is not."""
+    _, words, _ = command.make_parser(context).parse_args(words)
+    if isinstance(command, click.Group) and words:
+        name, chosen, words = command.resolve_command(context, words)
+        assert chosen is not None
+        parse(chosen, click.Context(chosen, info_name=name, parent=context), words)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_that_are_shown_are_there(name: str) -> None:
+    for line in commands_in(PAGES[name].read_text(encoding="utf-8")):
+        parse(cli, click.Context(cli, info_name="kvref"), shlex.split(line)[1:])
+
+
+def test_commands_are_seen_wherever_they_are_shown() -> None:
+    shown = "".join(
+        f"```{kind}\n{line}\n```\n"
+        for kind, line in (
+            ("sh", "kvref laws -v     # all"),
+            ("console", "$ kvref hosts"),
+            ("yaml", "  - run: kvref check >> x"),
+        )
+    )
+    assert commands_in(shown) == ["kvref laws -v", "kvref hosts", "kvref check"]
+    with pytest.raises(click.UsageError):
+        parse(cli, click.Context(cli), ["check", "--nonsense"])
+    with pytest.raises(click.UsageError):
+        parse(cli, click.Context(cli), ["nonsense"])

@@ -132,7 +132,7 @@ jobs_option = click.option(
     "jobs",
     type=click.IntRange(min=1),
     default=min(os.cpu_count() or 1, 8),
-    show_default=True,
+    show_default="one for each processor, 8 at most",
     help="Units of work at a time.",
 )
 backend_option = click.option(

@@ -1,0 +1,43 @@
+"""The page of all commands, docs/cli.md: what `--help` says of each.
+
+python tests/commands.py > docs/cli.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from kvref_conformance.cli import cli
+
+WIDTH = 88
+
+_HEAD = """# Commands
+
+What `kvref COMMAND --help` says, made by `python tests/commands.py > docs/cli.md`: change them, not it.
+"""
+
+
+def page() -> str:
+    settings = {**cli.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    top = click.Context(cli, info_name="kvref", **settings)
+    told = [
+        f"\n## {context.command_path}\n\n```text\n{context.command.get_help(context)}\n```\n"
+        for context in contexts(top)
+    ]
+    return _HEAD + "".join(told)
+
+
+def contexts(context: click.Context) -> Iterator[click.Context]:
+    """The command and all below it, in the order of their help."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            if command is not None and not command.hidden:
+                yield from contexts(click.Context(command, info_name=name, parent=context))
+
+
+if __name__ == "__main__":
+    print(page(), end="")

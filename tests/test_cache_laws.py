@@ -288,3 +288,14 @@ def test_alone_with_all_that_is_counted() -> None:
     events[granted(events)]["outcome"]["value"]["added"] = None
     with pytest.raises(LawBroken):
         law.check([events])
+
+
+def test_no_cache_is_asked_of_a_spec_that_is_refused() -> None:
+    events = copy.deepcopy(recorded("full"))
+    not_made(events)
+    with pytest.raises(LawBroken):
+        LAWS["coordinator.constructible"].check([events])
+    [group, *_] = events[of(events, "cache.create")]["args"]["groups"]
+    refusal = {"error": {"type": "AssertionError", "message": ""}}
+    events.insert(0, {"op": "specs.build", "args": {"spec": group["spec"]}, "outcome": refusal})
+    assert LAWS["coordinator.constructible"].check([events]) == 0

@@ -17,6 +17,7 @@ from kvref_conformance.laws.spec_groups import (
     uniform_total,
 )
 from kvref_conformance.laws.spec_pages import (
+    build_total,
     content_bytes,
     item_bytes,
     memory_monotone,
@@ -54,6 +55,28 @@ def facets(law: Any, *events: Event) -> tuple[str, ...]:
     with pytest.raises(LawBroken) as broken:
         law([list(events)])
     return broken.value.facets
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "judged"),
+    [
+        ("ValueError", "AcmeSpec", 0),
+        ("AssertionError", "AcmeSpec", 0),
+        ("KeyError", "AcmeSpec", None),
+        ("ValueError", "SlidingWindowSpec", None),
+        ("AssertionError", "MambaSpec", None),
+    ],
+)
+def test_a_vendors_class_may_refuse_what_its_device_cannot_do(
+    kind: str, name: str, judged: int | None
+) -> None:
+    refused = event("specs.build", spec=spec(name))
+    refused["outcome"]["error"]["type"] = kind
+    if judged is None:
+        assert facets(build_total, refused) == (kind,)
+    else:
+        assert build_total([[refused]]) == judged
+    assert build_total([[build(1, of=spec(name))]]) == 1
 
 
 @pytest.mark.parametrize(

@@ -191,13 +191,20 @@ def memory_of(stage: Stage, setup: Setup, group: CacheGroup) -> int | None:
     return -(-int(told["value"]) // int(built["value"]["page_size_bytes"]))
 
 
+def tell_specs(stage: Stage, setup: Setup) -> None:
+    """What an engine has seen of all specs before it makes a cache: that there are such, and of what size."""
+    memory_of(stage, setup, setup.groups[0])
+    for group in setup.groups[1:]:
+        stage.perform("specs.build", spec=group["spec"])
+
+
 class CacheMachine(Machine):
     """An engine that goes on as it likes."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
         setup = setups(data.draw, self.description, self.subject)
-        memory_of(self.stage, setup, setup.groups[0])
+        tell_specs(self.stage, setup)
         self.engine = Engine(self.stage, setup, self.description["parts"])
 
     @rule(choice=st.integers(0, CHOICES - 1))
@@ -208,7 +215,7 @@ class CacheMachine(Machine):
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
     """The same, told beforehand how it goes on."""
     made = Setup(**setup)
-    memory_of(stage, made, made.groups[0])
+    tell_specs(stage, made)
     engine = Engine(stage, made, description["parts"])
     for choice in choices:
         engine.go_on(choice)

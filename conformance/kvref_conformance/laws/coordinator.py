@@ -263,10 +263,18 @@ def eagle_one_unit(runs: Runs) -> int:
 
 
 def constructible(runs: Runs) -> int:
-    """A cache manager can be made for the groups and sizes that an engine starts with."""
+    """A cache manager can be made for the groups and sizes that an engine starts with.
+
+    It starts with none whose spec is refused, which is for other laws.
+    """
     judged = 0
+    refused = []
     for event in runs[0]:
+        if event["op"] == "specs.build" and "error" in event["outcome"]:
+            refused.append(event["args"]["spec"])
         if event["op"] != "cache.create" or "died" in event["outcome"]:
+            continue
+        if any(group["spec"] in refused for group in event["args"]["groups"]):
             continue
         judged += 1
         if error := event["outcome"].get("error"):

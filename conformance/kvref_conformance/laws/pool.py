@@ -197,11 +197,12 @@ def legitimate(step: Step, blocks: list[int]) -> bool:
 
 
 def null_block(runs: Runs) -> int:
-    """The null block takes no part."""
+    """The null block takes no part. A pool that has none keeps this law, whatever it does."""
     judged = 0
     for step in steps(runs[0]):
         shape, null = step.shape, step.shape.null
         if null is None:
+            judged += 1
             continue
         if step.op in ("pool.get_new_blocks", "pool.lookup") and step.value is not None:
             judged += 1
@@ -561,7 +562,10 @@ LAWS = [
     Law(
         id="pool.null-block",
         level=Level.SAFETY,
-        statement="The null block is never handed out, never gets a key, is never free, found, or counted.",
+        statement=(
+            "The null block, if there is one, is never handed out, never gets a key, is never free, found, "
+            "or counted."
+        ),
         why="It stands for blocks that nobody reads; what is written there, or found there, is anybody's.",
         sources=("the engine contract",),
         workload="pool.machine",

@@ -39,6 +39,10 @@ def test_all_that_is_held_of_a_law_is_told(law: str) -> None:
             assert re.search(rf"\b{part.rpartition('.')[2]}\b", told.partition("what it needs")[2])
     for name in known.capabilities:
         assert f"the capability {name}: {CAPABILITIES[name].what}" in told
+    may = told.partition("may declare to do its own way")[2].partition("\n\n")[0]
+    for name, capability in CAPABILITIES.items():
+        is_about = bool(workload) and not {*capability.parts}.isdisjoint(workload.parts)
+        assert (f"  {name}: {capability.what}" in may) == (is_about and name not in known.capabilities)
     own = [fault for fault in faults() if fault.law == law]
     assert own
     for fault in own:
@@ -47,6 +51,12 @@ def test_all_that_is_held_of_a_law_is_told(law: str) -> None:
     assert "()" not in told
     # No part is empty.
     assert not re.search(r"^\S.*\n\n|^\S.*\n\Z", told.partition("\n\n")[2], re.M)
+
+
+def test_capabilities_are_about_parts_that_there_are() -> None:
+    """So each is told of, where it matters."""
+    parts = {part for workload in WORKLOADS.values() for part in workload.parts}
+    assert [name for name, capability in CAPABILITIES.items() if not {*capability.parts} <= parts] == []
 
 
 def test_what_a_fault_does_is_told_as_it_says_itself() -> None:

@@ -13,11 +13,13 @@ class Capability:
     Attributes:
         value: JSON Schema of its value.
         what: what the value says.
+        parts: parts of a target that it is about: laws of these ask accordingly.
     """
 
     name: str
     value: dict[str, Any]
     what: str
+    parts: tuple[str, ...]
 
 
 CAPABILITIES = {
@@ -31,6 +33,7 @@ CAPABILITIES = {
                 "uniqueItems": True,
             },
             "the operations of its pool that take blocks by number, so that one can name one that it lacks",
+            ("pool",),
         ),
         Capability(
             "block_sizes",
@@ -41,6 +44,7 @@ CAPABILITIES = {
                 "uniqueItems": True,
             },
             "the block sizes, in tokens, that its spec classes take; no others are drawn",
+            ("specs",),
         ),
         Capability(
             "buffers",
@@ -51,6 +55,7 @@ CAPABILITIES = {
                 "uniqueItems": True,
             },
             "whether each tensor of a plan is an allocation, or all are one, or either",
+            ("tensors",),
         ),
         Capability(
             "contents",
@@ -62,17 +67,23 @@ CAPABILITIES = {
                 "uniqueItems": True,
             },
             "the kinds of content, besides tokens, that requests may have; no others are drawn",
+            (
+                "hashing",
+                "cache",
+            ),
         ),
         Capability(
             "holds_stored_blocks",
             {"type": "boolean"},
             "whether its connector holds blocks until a store of them is done; others end the store before "
             "the step that writes to them",
+            ("connector",),
         ),
         Capability(
             "kernel_blocks",
             {"type": "boolean"},
             "whether kernels may have smaller blocks than the pool",
+            ("tensors",),
         ),
         Capability(
             "layouts",
@@ -84,23 +95,30 @@ CAPABILITIES = {
             },
             "the orders of axes in which it lays out memory, the outermost first: L layers, B blocks, K for "
             "K and V, H heads, N states, C content",
+            (
+                "tensors",
+                "canonical",
+            ),
         ),
         Capability(
             "never_pads",
             {"type": "boolean"},
             "whether every spec refuses `page_size_padded`; `spec.padding-honoured` then asks for it",
+            ("specs",),
         ),
         Capability(
             "override",
             {"type": "boolean"},
             "whether its registry has `override`, and can put a class in the place of another; false leaves "
             "out what that has to do",
+            ("registry",),
         ),
         Capability(
             "own_tables",
             {"type": "array", "items": {"type": "string"}},
             "classes in whose tables a place does not stand for a block of tokens: laws that read them so "
             "leave them out",
+            ("cache",),
         ),
         Capability(
             "page_scaling",
@@ -109,32 +127,41 @@ CAPABILITIES = {
                 "additionalProperties": {"enum": ["linear", "constant", "compressed", "packed"]},
             },
             "how the page of a class follows its block size, by class",
+            ("specs",),
         ),
         Capability(
             "mamba_cache_modes",
             {"type": "array", "items": {"enum": ["all", "align"]}},
             "how its engine keeps recurrent states where prefixes are cached, if not both ways",
+            ("cache",),
         ),
         Capability(
             "loads_states",
             {"type": "boolean"},
             "whether its engine loads tokens from elsewhere where recurrent states are kept at the ends of "
             "steps; not drawn if false",
+            ("cache",),
         ),
         Capability(
             "partial_hits",
             {"type": "boolean"},
             "whether a hit may end within a block, which is then copied",
+            ("cache",),
         ),
         Capability(
             "partial_keys",
             {"type": "boolean"},
             "whether a block may have a key for a part of it, beside that for all of it",
+            (
+                "cache",
+                "pool",
+            ),
         ),
         Capability(
             "quant_scales",
             {"type": "boolean"},
             "whether a page holds the scales of values quantised per token and head; drawn only then",
+            ("specs",),
         ),
         Capability(
             "reuse_order",
@@ -148,11 +175,13 @@ CAPABILITIES = {
             },
             "where in the line for reuse blocks go that are freed without and with keys, and where all go if "
             "caching is off",
+            ("pool",),
         ),
         Capability(
             "zeroed",
             {"type": "boolean"},
             "whether memory for a cache reads zero when it is new",
+            ("tensors",),
         ),
     )
 }

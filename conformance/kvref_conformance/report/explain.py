@@ -41,10 +41,13 @@ def render_explanation(law: Law, console: Console) -> None:
         "what is judged": [*_paragraphs(law.check), f"check: {place(law.check)}"],
         "examples": _examples(law),
         "what it needs": _needs(law),
+        "what an implementation may declare to do its own way (docs/profile.md)": _may_differ(law),
         "what breaks it in the reference": [_cause(fault) for fault in faults],
     }
-    for title, lines in parts.items():
-        _title(printer, title)
+    for title, told in parts.items():
+        lines = list(told)
+        if lines:
+            _title(printer, title)
         for line in lines:
             printer.line(line, indent=2)
     _title(printer, "a smallest example of it, in the reference")
@@ -96,6 +99,15 @@ def _needs(law: Law) -> Iterator[str]:
             f"  declared in kvref.toml, below [capabilities], as for instance {name} = "
             f"{_toml(_instance(capability.value))}; or by the target itself (docs/profile.md)"
         )
+
+
+def _may_differ(law: Law) -> Iterator[str]:
+    """Capabilities of the parts that it is about, the needed ones left out."""
+    workload = WORKLOADS.get(law.workload)
+    parts = _parts(workload) if workload is not None else {}
+    for name, capability in CAPABILITIES.items():
+        if name not in law.capabilities and not parts.keys().isdisjoint(capability.parts):
+            yield f"{name}: {capability.what}"
 
 
 def _parts(workload: Workload) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kvref_conformance.baseline import NO_BASELINE
 from kvref_conformance.check import loaded, select_laws
-from kvref_conformance.inherited import stock_trace
+from kvref_conformance.inherited import same_facet, stock_trace
 from kvref_conformance.laws.core import LawBroken
 from kvref_conformance.laws.drift import hook_once, patch_target, signature, takes
 from kvref_conformance.report import progress, render
@@ -124,6 +124,26 @@ def test_a_trace_for_stock_has_no_class_and_no_field_of_the_plugin() -> None:
             {"op": "registry.register", "args": registered},
         ],
     }
+
+
+def test_nor_has_a_class_that_the_trace_derives_from_it() -> None:
+    derived = {"name": "Vendor", "base": "Acme", "fields": {"own": 0}}
+    spec = {"class": "Vendor", "fields": {"block_size": 16, "banks": 2, "own": 1}}
+    operations = [{"op": "specs.derive", "args": derived}, {"op": "specs.build", "args": {"spec": spec}}]
+    (run,) = stock_trace({"runs": [{"flags": [], "operations": operations}]}, DESCRIPTION)["runs"]
+    assert [operation["args"] for operation in run["operations"]] == [
+        {"name": "Vendor", "base": "Full", "fields": {"own": 0}},
+        {"spec": {"class": "Vendor", "fields": {"block_size": 16, "own": 1}}},
+    ]
+
+
+def test_a_facet_that_names_classes_is_the_same_without_the_plugin() -> None:
+    assert same_facet("banks", "banks", DESCRIPTION)
+    assert same_facet("Acme and Vendor", "Full and Vendor", DESCRIPTION)
+    # Classes are listed by name, and the name is another one.
+    assert same_facet("Acme and Elder", "Elder and Full", DESCRIPTION)
+    assert not same_facet("Acme and Vendor", "Full", DESCRIPTION)
+    assert not same_facet("Acme and Vendor", "Full and Elder", DESCRIPTION)
 
 
 # -- looking at code -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A target with a plugin: what is judged, what is inherited, and what is said if it cannot be loaded."""
 
 import io
+import re
 import subprocess
 import sys
 from functools import cache
@@ -29,7 +30,7 @@ from kvref_conformance.targets.introspection import (
     recording,
 )
 from kvref_conformance.targets.plugins import NO_PLUGIN
-from kvref_conformance.worker import Worker
+from kvref_conformance.worker import TargetFailed, Worker
 
 PLUGGED = "kvref_conformance.faults.plugin:plugged"
 
@@ -346,14 +347,18 @@ def choose():
             return getattr(importlib.import_module(module), cls)()
     return CpuPlatform()
 _current = None
+_choosing = False
 def __getattr__(name):
-    global _current
-    if name != "current_platform":
+    global _current, _choosing
+    if name != "current_platform" or _choosing:
         raise AttributeError(name)
+    _choosing = True
     _current = _current or choose()
+    _choosing = False
     return _current
 """,
     "acme/platform.py": "import acme_npu\nclass AcmePlatform: pass\n",
+    "acme/early.py": "from vllm.platforms import current_platform\nclass AcmePlatform: pass\n",
     "acme_kvref-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme-kvref\nVersion: 1\n",
     "acme_kvref-1.dist-info/entry_points.txt": "[vllm.platform_plugins]\nacme = acme:register\n",
 }
@@ -367,6 +372,7 @@ def __getattr__(name):
         ("acme", "raise RuntimeError('no driver')", ["RuntimeError: no driver", "acme:register"]),
         ("acme", "return 'acme.platform.AcmePlatform'", ["'acme_npu' is missing", "--stub acme_npu"]),
         ("acme", "import vllm.gone", ["'vllm.gone' that vLLM", "--path"]),
+        ("acme", "return 'acme.early.AcmePlatform'", ["no platform yet", "in the functions that need it"]),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded(tmp_path: Path, name: str, register: str, told: list[str]) -> None:
@@ -386,3 +392,10 @@ def test_a_plugin_that_cannot_be_loaded(tmp_path: Path, name: str, register: str
     assert "\n" not in paragraph
     for part in told:
         assert part in paragraph
+
+
+@pytest.mark.parametrize("target", ["vllm", "vllm:acme"])
+def test_where_there_is_no_vllm(target: str) -> None:
+    """It is not the plugin that is missed."""
+    with pytest.raises(TargetFailed, match=f"there is no vLLM for {re.escape(sys.executable)}.*--python"):
+        check(target, "spec.*")

@@ -60,6 +60,13 @@ def test_a_plugin_that_fits_is_conformant() -> None:
         assert all(row.examples for row in held)
 
 
+def test_its_own_fields_that_are_not_varied_are_told() -> None:
+    """A merge that loses one is not seen to."""
+    (note,) = plugged().notes
+    assert note.startswith("with their defaults in all examples; ")
+    assert note.endswith(": AcmeSpec.banks")
+
+
 def test_only_the_classes_of_the_plugin_are_judged() -> None:
     rows = [row for row in plugged().rows if row.law.startswith("spec.")]
     assert {row.subject for row in rows} == {"AcmeSpec"}

@@ -143,7 +143,12 @@ def widened(description: Description) -> Description:
 def missing_menu(info: SpecClassInfo) -> str | None:
     """Why no spec of this class can be drawn, or None when one can."""
     unknown = [f["name"] for f in info["fields"] if is_required(f) and not menu(info, f["name"])]
-    return f"no strategy for required field {', '.join(unknown)}" if unknown else None
+    if not unknown:
+        return None
+    return (
+        f"no strategy for required field {', '.join(unknown)}: give values below [strategies.{info['name']}] "
+        "in kvref.toml"
+    )
 
 
 def spec_subjects(description: Description) -> dict[str, str | None]:

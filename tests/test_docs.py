@@ -1,5 +1,6 @@
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import click
@@ -8,8 +9,10 @@ import differences
 import pytest
 
 import kvref_conformance.schemas
+from kvref_conformance import hosts
 from kvref_conformance.cli import cli
 from kvref_conformance.laws import LAWS
+from kvref_conformance.profile import choose_profile
 from kvref_conformance.report.lawbook import laws_page
 
 ROOT = Path(__file__).parent.parent
@@ -90,3 +93,28 @@ def test_commands_are_seen_wherever_they_are_shown() -> None:
         parse(cli, click.Context(cli), ["check", "--nonsense"])
     with pytest.raises(click.UsageError):
         parse(cli, click.Context(cli), ["nonsense"])
+
+
+TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+
+
+def test_the_tutorial_ends_with_the_profile_of_its_plugin() -> None:
+    """What it says beyond that is what is run in tests/vllm."""
+    blocks = re.findall(r"^```toml\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
+    told = tomllib.loads("".join(blocks))
+    assert (told.pop("path"), [entry["law"] for entry in told.pop("known")]) == (
+        ["site"],
+        ["spec.merge-identity"],
+    )
+    shipped = choose_profile(str(DOCS / "example-plugin" / "kvref.toml"), None)
+    assert {"target": shipped.target, "strategies": shipped.strategies} == told
+
+
+def test_the_tutorial_speaks_of_what_there_is() -> None:
+    assert re.findall(r"kvref hosts prepare (\S+)", TUTORIAL) == [hosts.BASE]
+    plugin = (DOCS / "example-plugin" / "vllm_bankdev" / "kv_cache.py").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^```python\n(.*?)\n```", TUTORIAL, re.MULTILINE | re.DOTALL)
+    assert line in plugin
+    linked = re.findall(r"\]\(([\w./-]+)[^)]*\)", TUTORIAL)
+    assert linked
+    assert [name for name in linked if not (DOCS / name).exists()] == []

@@ -1,6 +1,7 @@
 """A target with a plugin: what is judged, what is inherited, and what is said if it cannot be loaded."""
 
 import io
+import re
 import subprocess
 import sys
 from functools import cache
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from kvref_conformance.baseline import NO_BASELINE
 from kvref_conformance.check import loaded, select_laws
-from kvref_conformance.inherited import stock_trace
+from kvref_conformance.inherited import same_facet, stock_trace
 from kvref_conformance.laws.core import LawBroken
 from kvref_conformance.laws.drift import hook_once, patch_target, signature, takes
 from kvref_conformance.report import progress, render
@@ -29,7 +30,7 @@ from kvref_conformance.targets.introspection import (
     recording,
 )
 from kvref_conformance.targets.plugins import NO_PLUGIN
-from kvref_conformance.worker import Worker
+from kvref_conformance.worker import TargetFailed, Worker
 
 PLUGGED = "kvref_conformance.faults.plugin:plugged"
 
@@ -57,6 +58,13 @@ def test_a_plugin_that_fits_is_conformant() -> None:
         held = [row for row in result.rows if row.law == f"drift.{law}" and row.status is Status.HOLDS]
         assert held, law
         assert all(row.examples for row in held)
+
+
+def test_its_own_fields_that_are_not_varied_are_told() -> None:
+    """A merge that loses one is not seen to."""
+    (note,) = plugged().notes
+    assert note.startswith("with their defaults in all examples; ")
+    assert note.endswith(": AcmeSpec.banks")
 
 
 def test_only_the_classes_of_the_plugin_are_judged() -> None:
@@ -124,6 +132,26 @@ def test_a_trace_for_stock_has_no_class_and_no_field_of_the_plugin() -> None:
             {"op": "registry.register", "args": registered},
         ],
     }
+
+
+def test_nor_has_a_class_that_the_trace_derives_from_it() -> None:
+    derived = {"name": "Vendor", "base": "Acme", "fields": {"own": 0}}
+    spec = {"class": "Vendor", "fields": {"block_size": 16, "banks": 2, "own": 1}}
+    operations = [{"op": "specs.derive", "args": derived}, {"op": "specs.build", "args": {"spec": spec}}]
+    (run,) = stock_trace({"runs": [{"flags": [], "operations": operations}]}, DESCRIPTION)["runs"]
+    assert [operation["args"] for operation in run["operations"]] == [
+        {"name": "Vendor", "base": "Full", "fields": {"own": 0}},
+        {"spec": {"class": "Vendor", "fields": {"block_size": 16, "own": 1}}},
+    ]
+
+
+def test_a_facet_that_names_classes_is_the_same_without_the_plugin() -> None:
+    assert same_facet("banks", "banks", DESCRIPTION)
+    assert same_facet("Acme and Vendor", "Full and Vendor", DESCRIPTION)
+    # Classes are listed by name, and the name is another one.
+    assert same_facet("Acme and Elder", "Elder and Full", DESCRIPTION)
+    assert not same_facet("Acme and Vendor", "Full", DESCRIPTION)
+    assert not same_facet("Acme and Vendor", "Full and Elder", DESCRIPTION)
 
 
 # -- looking at code -----------------------------------------------------------------------------------------
@@ -326,14 +354,18 @@ def choose():
             return getattr(importlib.import_module(module), cls)()
     return CpuPlatform()
 _current = None
+_choosing = False
 def __getattr__(name):
-    global _current
-    if name != "current_platform":
+    global _current, _choosing
+    if name != "current_platform" or _choosing:
         raise AttributeError(name)
+    _choosing = True
     _current = _current or choose()
+    _choosing = False
     return _current
 """,
     "acme/platform.py": "import acme_npu\nclass AcmePlatform: pass\n",
+    "acme/early.py": "from vllm.platforms import current_platform\nclass AcmePlatform: pass\n",
     "acme_kvref-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme-kvref\nVersion: 1\n",
     "acme_kvref-1.dist-info/entry_points.txt": "[vllm.platform_plugins]\nacme = acme:register\n",
 }
@@ -347,6 +379,7 @@ def __getattr__(name):
         ("acme", "raise RuntimeError('no driver')", ["RuntimeError: no driver", "acme:register"]),
         ("acme", "return 'acme.platform.AcmePlatform'", ["'acme_npu' is missing", "--stub acme_npu"]),
         ("acme", "import vllm.gone", ["'vllm.gone' that vLLM", "--path"]),
+        ("acme", "return 'acme.early.AcmePlatform'", ["no platform yet", "in the functions that need it"]),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded(tmp_path: Path, name: str, register: str, told: list[str]) -> None:
@@ -366,3 +399,10 @@ def test_a_plugin_that_cannot_be_loaded(tmp_path: Path, name: str, register: str
     assert "\n" not in paragraph
     for part in told:
         assert part in paragraph
+
+
+@pytest.mark.parametrize("target", ["vllm", "vllm:acme"])
+def test_where_there_is_no_vllm(target: str) -> None:
+    """It is not the plugin that is missed."""
+    with pytest.raises(TargetFailed, match=f"there is no vLLM for {re.escape(sys.executable)}.*--python"):
+        check(target, "spec.*")

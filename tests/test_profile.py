@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ TODAY = datetime.date.today()
 LATER = TODAY + datetime.timedelta(days=30)
 ISSUE = "https://example.org/1"
 IDENTITY = "spec.merge-identity"
+LANES = "[strategies.LanesSpec]\nlanes = [4]\n"
+"""What the toy has to declare so that all of its classes are judged."""
 
 
 @pytest.fixture(autouse=True)
@@ -315,12 +318,33 @@ def test_without_a_profile_it_is_broken() -> None:
         "FullAttentionSpec:head_size": "broken",
         "FullAttentionSpec:num_kv_heads": "broken",
         "PaddedSpec": "holds",
-        "LanesSpec": "not-applicable",
+        "LanesSpec": "incomplete",
     }
 
 
+def test_a_class_of_which_nothing_can_be_made_is_not_judged() -> None:
+    ran = check("", "vendor_toy:good")
+    assert (ran.code, ran.report["verdict"]) == (3, "incomplete")
+    told = "no strategy for required field lanes: give values below [strategies.LanesSpec] in kvref.toml"
+    assert ran.rows()["LanesSpec"] == ("incomplete", told)
+    assert "LanesSpec" not in {row["subject"] for row in ran.report["laws"] if row["status"] == "holds"}
+    assert check(LANES, "vendor_toy:good").code == 0
+    # That it is none of theirs to judge is to be said.
+    ran = check(gap("*", "LanesSpec"), "vendor_toy:good")
+    assert (ran.code, ran.report["verdict"]) == (0, "conformant with declared gaps")
+    assert ran.statuses()["LanesSpec"] == "declared-gap"
+
+
+def test_what_is_not_judged_is_told_in_one_go() -> None:
+    ran = kvref("check", "vendor_toy:good", "--path", str(TARGETS), "--laws", "spec.merge-*")
+    assert ran.code == 3
+    assert ran.out.count("no strategy for required field lanes: ") == 1
+    ran = kvref("doctor", "vendor_toy:good", "--path", str(TARGETS))
+    assert re.search(r"^unjudged     \d laws \[LanesSpec\]: no strategy for ", ran.out, re.M)
+
+
 def test_a_known_failure_is_listed_with_its_issue_and_counts_no_more() -> None:
-    ran = check(known(reason="being repaired"))
+    ran = check(known(reason="being repaired") + LANES)
     assert (ran.code, ran.report["verdict"], ran.report["profile"]) == (0, "conformant", "kvref.toml")
     told = ("known", f"{ISSUE}, until {LATER}: being repaired")
     assert ran.rows()["FullAttentionSpec:head_size"] == told
@@ -351,7 +375,7 @@ def test_a_stale_facet_stands_beside_what_is_broken() -> None:
 
 
 def test_a_known_failure_that_was_not_looked_for_is_not_stale() -> None:
-    ran = check(known(), "vendor_toy:good", "spec.copy-consistent")
+    ran = check(known() + LANES, "vendor_toy:good", "spec.copy-consistent")
     assert ran.code == 0
     ran = check(known(), "vendor_toy:good", IDENTITY, "--budget", "0")
     assert (ran.code, ran.statuses()["FullAttentionSpec"]) == (3, "incomplete")
@@ -368,12 +392,13 @@ def test_a_known_death_is_stale_only_if_everything_ran() -> None:
 
 
 def test_a_gap_is_not_run() -> None:
-    ran = check(gap("spec.merge-*", "Full*", "states are never merged"))
+    ran = check(gap("spec.merge-*", "Full*", "states are never merged") + LANES)
     assert (ran.code, ran.report["verdict"]) == (0, "conformant with declared gaps")
     assert ran.rows()["FullAttentionSpec"] == ("declared-gap", "states are never merged")
     assert ran.statuses()["PaddedSpec"] == "holds"
     # What does not apply is not a gap.
-    assert check(gap("spec.merge-*", "*")).statuses()["LanesSpec"] == "not-applicable"
+    ran = check(gap("spec.*", "*"), law="spec.padding-honoured")
+    assert ran.statuses("spec.padding-honoured")["FullAttentionSpec"] == "not-applicable"
 
 
 def test_where_nothing_but_gaps_is_left_nothing_was_judged() -> None:
@@ -462,6 +487,9 @@ def test_declared_capabilities_come_before_the_targets_own() -> None:
     assert applied["capabilities"] == {"quant_scales": False}
 
 
+DENSE = ("--subjects", "FullAttentionSpec")
+"""A class of which specs can be made without more ado."""
+
 SEVERAL = """\
 [targets.small]
 target = "vendor_toy:good"
@@ -483,7 +511,8 @@ def test_several_targets_in_one_file() -> None:
         assert ran.report["profile"] == f"kvref.toml [{name}]"
     # A target that one of them alone is about names it, too.
     assert check(SEVERAL, "vendor_toy:forgetful").report["profile"] == "kvref.toml [broken]"
-    assert [check(SEVERAL, "broken").code, check(SEVERAL, "small").code] == [1, 0]
+    codes = [check(SEVERAL, name, IDENTITY, *DENSE).code for name in ("broken", "small")]
+    assert codes == [1, 0]
 
 
 def test_which_of_several_is_meant_must_be_said() -> None:
@@ -516,7 +545,7 @@ def test_a_profile_says_how_much_is_checked() -> None:
     assert quick.report["depth"] == "quick"
     cut = check("budget = 1e-9\n", "vendor_toy:good")
     assert (cut.code, "incomplete" in cut.statuses().values()) == (3, True)
-    assert check("budget = 1e-9\n", "vendor_toy:good", IDENTITY, "--budget", "600").code == 0
+    assert check("budget = 1e-9\n", "vendor_toy:good", IDENTITY, *DENSE, "--budget", "600").code == 0
 
 
 def test_what_the_target_contradicts_is_a_note() -> None:
@@ -616,7 +645,7 @@ def test_a_profile_about_another_target_is_set_aside_unless_named() -> None:
 
 
 def test_the_target_of_the_profile_is_the_default() -> None:
-    ran = check("target = 'vendor_toy:forgetful'\n" + known(), None)
+    ran = check("target = 'vendor_toy:forgetful'\n" + known() + LANES, None)
     assert (ran.code, ran.report["target"]["name"]) == (0, "vendor")
 
 
@@ -676,7 +705,7 @@ def in_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_profile_in_pytest() -> None:
-    written("target = 'vendor_toy:forgetful'\n" + known() + gap("spec.copy-*", "*Spec"), "p.toml")
+    written("target = 'vendor_toy:forgetful'\n" + known() + gap("spec.copy-*", "*Spec") + LANES, "p.toml")
     ran = in_pytest("--kv-profile", "p.toml")
     assert ran.returncode == 0, ran.stdout
     assert "1 skipped, 1 xfailed" in ran.stdout
@@ -697,7 +726,8 @@ def test_nothing_but_skips_is_no_pass_in_pytest() -> None:
         assert ran.returncode == 1, ran.stdout
         assert "nothing was judged: " in ran.stdout
         assert "1 failed, 2 skipped" in ran.stdout
-    control = in_pytest("--kv-profile", "none", "--kv-target", "vendor_toy:good")
+    written(LANES, "p.toml")
+    control = in_pytest("--kv-profile", "p.toml", "--kv-target", "vendor_toy:good")
     assert (control.returncode, "3 passed" in control.stdout) == (0, True)
 
 

@@ -341,6 +341,14 @@ def test_program_needs_the_target_alone(engine: Path) -> None:
     assert "Found with engine 1.2" in source
 
 
+def test_a_program_names_the_plugin_that_it_needs(engine: Path) -> None:
+    setup = {"entry_points": ["vendor"], "stubs": [], "renamed": {}, "initialise": True}
+    source = program(
+        "echoes", trace([saying("echo", 1)]), setup={**setup, "modules": ["vendor.kv", "vendor"]}
+    )
+    assert "Needs: engine. Run: python THIS_FILE\nvendor must be installed, or lie in a folder of " in source
+
+
 @pytest.mark.parametrize("isolated", [False, True])
 def test_neither(engine: Path, isolated: bool) -> None:
     once = trace([saying("echo", 1)])
@@ -459,7 +467,7 @@ def test_factory(engine: Path) -> None:
             "always_broken", trace([saying("echo", 1)]), operations="vendor:M.make", isolated=isolated
         )
         assert outcomes(run(source, engine)) == [[{"value": 1}]]
-        assert "vendor has to be installed, or the folder it lies in to be in PYTHONPATH.\n" in source
+        assert "vendor must be installed, or lie in a folder of PYTHONPATH.\n" in source
     # The usual name, which the program needs for what it makes.
     usual = program("always_broken", trace([saying("echo", 1)]), operations="vendor:target")
     assert run(usual, engine).exit_code == 1

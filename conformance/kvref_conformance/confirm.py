@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvref_conformance.inherited import stock_trace
+from kvref_conformance.inherited import same_facet, stock_trace
 from kvref_conformance.laws import ANSWERS, LAWS, Law, LawBroken, Runs
 from kvref_conformance.programs import ProgramError, Source, stand_alone_program
 from kvref_conformance.reducer import MAX_SECONDS, reduce_death
@@ -193,7 +193,9 @@ class Confirmer:
         except (NotJudged, TargetFailed) as error:
             row.message += f"; whether it is broken without the plugin could not be found out: {error}"
             return
-        if broken is not None and row.facet in broken.facets:
+        if broken is not None and any(
+            same_facet(row.facet, facet, self._description) for facet in broken.facets
+        ):
             row.status = Status.INHERITED
             row.message = f"{self._description['name']} breaks it without the plugin: {row.message}"
 

@@ -123,10 +123,10 @@ def stand_alone_program(
     judging = set(closure.chosen)
 
     # ... then what asks the target.
-    where = ""
+    own = {module.partition(".")[0] for module in (setup or {}).get("modules", ())}
     if isinstance(operations, str):
         module, factory = _factory(operations)
-        where = f"{module} has to be installed, or the folder it lies in to be in PYTHONPATH.\n"
+        own.add(module)
         first, _, attribute = factory.partition(".")
         alias = "new_target" if first == "target" else ""
         closure.use(_Import(module, first, alias))
@@ -164,6 +164,9 @@ def stand_alone_program(
     else:
         run = f"RUN = {_literal(runs[0][1])}"
         rest = [*asking, run, _main("main_in_process", [*law_arguments, "OPERATIONS", "RUN"])]
+    where = (
+        f"{' and '.join(sorted(own))} must be installed, or lie in a folder of PYTHONPATH.\n" if own else ""
+    )
     docstring = _docstring(
         f"{title}\n\n"
         f"Law {law.id}: {law.statement}\n"

@@ -19,7 +19,13 @@ from kvref_conformance.reducer import MAX_SECONDS
 from kvref_conformance.report.progress import Progress
 from kvref_conformance.results import ALSO_BREAKS, Reached, Result, Row, Status
 from kvref_conformance.session import NotJudged
-from kvref_conformance.subjects import ALL_OPERATIONS, of_unknown_kind, subjects_of
+from kvref_conformance.subjects import (
+    ALL_OPERATIONS,
+    is_undrawable,
+    left_at_default,
+    of_unknown_kind,
+    subjects_of,
+)
 from kvref_conformance.targets.plugins import NO_PLUGIN
 from kvref_conformance.units import Effort, Running, Unit, work_off
 from kvref_conformance.worker import RunningHosts, Worker
@@ -108,6 +114,11 @@ class Runner:
         notes += self._profile.notes
         if unknown := of_unknown_kind(description):
             notes.append(f"of no kind that kvref knows, held to the laws for any kind: {', '.join(unknown)}")
+        if fields := left_at_default(description):
+            told = (
+                "with their defaults in all examples; values below [strategies.CLASS] in kvref.toml vary them"
+            )
+            notes.append(f"{told}: {', '.join(fields)}")
         units, rows = self.plan()
         searched = [unit for unit in units if self.effort(unit).symbolic]
         if found := [law.id for law in self._laws if any(law in unit.laws for unit in searched)]:
@@ -208,9 +219,12 @@ class Runner:
                 if subject in self._left_to_stock or self._options.left_out(subject):
                     continue
                 gap = self._profile.gap(law.id, subject)
+                undrawable = is_undrawable(subject, reason, self._description)
                 # One class that a law does not speak of is no gap; a law that speaks of nothing there is.
-                if gap is not None and (reason is None or not subject):
+                if gap is not None and (reason is None or undrawable or not subject):
                     rows.append(new_row(law, subject, Status.DECLARED_GAP, gap.reason))
+                elif undrawable:
+                    rows.append(new_row(law, subject, Status.INCOMPLETE, reason or ""))
                 elif reason is not None:
                     rows.append(new_row(law, subject, Status.NOT_APPLICABLE, reason))
                 else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvref_conformance.laws import ANSWERS, Law
 from kvref_strategies.catalogue import WORKLOADS
-from kvref_strategies.specs import KNOWN_KINDS, judged
+from kvref_strategies.specs import KNOWN_KINDS, is_required, judged, menu, spec_subjects
 from kvref_strategies.workload import Description, Subjects
 
 ALL_OPERATIONS = "all operations"
@@ -27,6 +27,27 @@ def subjects_of(law: Law, description: Description) -> Subjects:
     return workload.subjects(description) or {"": "the target has nothing that it speaks of"}
 
 
+def is_undrawable(subject: str, reason: str | None, description: Description) -> bool:
+    """Whether that is the reason: a law speaks of the class, but no spec of it can be made to judge."""
+    return reason is not None and spec_subjects(description).get(subject) == reason
+
+
 def of_unknown_kind(description: Description) -> list[str]:
     """Classes that are judged by the laws for any kind alone."""
     return [info["name"] for info in judged(description) if not set(KNOWN_KINDS).intersection(info["mro"])]
+
+
+def left_at_default(description: Description) -> list[str]:
+    """A plugin's own fields that are the same in all examples, since nobody has told of other values."""
+    if description["plugin"] is None:
+        return []
+    own = judged(description)
+    stock = {f["name"] for info in description["classes"] if info not in own for f in info["fields"]}
+    return [
+        f"{info['name']}.{field['name']}"
+        for info in own
+        for field in info["fields"]
+        if not (
+            field["name"] in stock or "values" in field or is_required(field) or menu(info, field["name"])
+        )
+    ]

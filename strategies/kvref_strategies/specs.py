@@ -148,7 +148,12 @@ def missing_fields(info: SpecClassInfo) -> list[str]:
 def missing_menu(info: SpecClassInfo) -> str | None:
     """Why no spec of this class can be drawn, or None when one can."""
     unknown = missing_fields(info)
-    return f"no strategy for required field {', '.join(unknown)}" if unknown else None
+    if not unknown:
+        return None
+    return (
+        f"no strategy for required field {', '.join(unknown)}: give values below [strategies.{info['name']}] "
+        "in kvref.toml"
+    )
 
 
 def spec_subjects(description: Description) -> dict[str, str | None]:

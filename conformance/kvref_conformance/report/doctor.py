@@ -8,7 +8,7 @@ import click
 
 from kvref_conformance import baseline as baselines
 from kvref_conformance.profile import Profile
-from kvref_conformance.report.terminal import by_reason
+from kvref_conformance.report.terminal import by_reason, unjudged
 from kvref_conformance.report.text import visible
 from kvref_conformance.results import Row, Status
 from kvref_conformance.worker import Worker
@@ -42,6 +42,8 @@ def render_target(
         click.echo(f"  {line}")
     for note in declared.notes:
         click.echo(f"note         {note}")
+    for laws, reason in unjudged(left_out):
+        click.echo(visible(f"unjudged     {laws}: {reason}"))
     for status, what in ((Status.DECLARED_GAP, "declared gap"), (Status.NOT_APPLICABLE, "left out")):
         for line in by_reason(row for row in left_out if row.status is status):
             click.echo(visible(f"{what:12} {line}"))

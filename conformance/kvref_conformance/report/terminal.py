@@ -6,7 +6,7 @@ markup, no control codes, nothing the terminal's encoding cannot say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -54,6 +54,9 @@ _MOST_FILES = 20
 _MOST_PLACES = 12
 """What is shown of unreached lines: files, and places in each."""
 
+_MOST_LAWS = 3
+"""That are named where one reason keeps all of them from being judged."""
+
 _HANG = 4
 _LONGEST_NAME = 80
 _LONGEST_LINE = 800
@@ -66,9 +69,13 @@ def render(result: Result, console: Console, directory: Path | None = None) -> N
     """
     printer = Printer(console)
     _broken(result, printer, directory)
-    for row in _with(result, Status.STALE, Status.UNCONFIRMED, Status.INCOMPLETE):
+    for row in _with(result, Status.STALE, Status.UNCONFIRMED):
         printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}")
         printer.line(row.message or row.observed or "no reason given", indent=2)
+        printer.blank()
+    for laws, reason in unjudged(result.rows):
+        printer.line(Status.INCOMPLETE, style=_STYLES[Status.INCOMPLETE], after=f"  {laws}")
+        printer.line(reason, indent=2)
         printer.blank()
     known = _with(result, Status.KNOWN, Status.INHERITED)
     for row in known:
@@ -142,7 +149,7 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[R
 
 def _title(row: Row) -> str:
     law, subject, facet = (visible(name, _LONGEST_NAME) for name in (row.law, row.subject, row.facet))
-    return f"{law} [{subject}{': ' + facet if facet else ''}]"
+    return f"{law} [{subject}{': ' + facet if facet else ''}]" if subject else law
 
 
 def _broken(result: Result, printer: Printer, directory: Path | None) -> None:
@@ -230,14 +237,27 @@ def _not_run(result: Result, printer: Printer, status: Status, title: str) -> No
 
 def by_reason(rows: Iterable[Row]) -> list[str]:
     """What was not run, a line for each reason: a law is named once, with its subject if that is one."""
-    told = []
-    for reason, group in _grouped(rows, lambda row: row.message or "no reason given").items():
-        laws = _grouped(group, lambda row: row.law)
-        names = [
-            each[0].title if len(each) == 1 else f"{law} ({len(each)} subjects)" for law, each in laws.items()
-        ]
-        told.append(f"{reason}: {', '.join(names)}")
-    return told
+    return [f"{reason}: {', '.join(_names(group))}" for reason, group in _grouped(rows, _reason).items()]
+
+
+def unjudged(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
+    """What could not be judged, by reason: the laws, or how many they are if many are about one subject."""
+    incomplete = [row for row in rows if row.status is Status.INCOMPLETE]
+    for reason, group in _grouped(incomplete, _reason).items():
+        subjects = {visible(row.subject, _LONGEST_NAME) for row in group}
+        many = len(subjects) == 1 and len(group) > _MOST_LAWS
+        yield f"{len(group)} laws [{subjects.pop()}]" if many else ", ".join(_names(group)), reason
+
+
+def _reason(row: Row) -> str:
+    return row.message or row.observed or "no reason given"
+
+
+def _names(rows: Iterable[Row]) -> list[str]:
+    laws = _grouped(rows, lambda row: row.law)
+    return [
+        _title(each[0]) if len(each) == 1 else f"{law} ({len(each)} subjects)" for law, each in laws.items()
+    ]
 
 
 def _coverage(result: Result, printer: Printer, directory: Path | None) -> None:

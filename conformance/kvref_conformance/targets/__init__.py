@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 
 from kvref.target import Target
@@ -62,6 +64,11 @@ def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
         from kvref_conformance.targets.reference.target import ReferenceTarget
 
         return ReferenceTarget()
+    if not is_external(name) and importlib.util.find_spec("vllm") is None:
+        raise TargetRefused(
+            f"there is no vLLM for {sys.executable}: name an interpreter that has it with --python, or a "
+            "folder that it is in with --path; 'kvref hosts' prepares some"
+        )
     if name == "vllm":
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         # Stock vLLM: without this, it loads every plugin that is installed.

@@ -171,6 +171,12 @@ def _complaint(plugin: Plugin, error: Exception, doing: str = "") -> str:
     if missing is None or missing.name is None:
         return f"{told}. vLLM would start without it, or not at all"
     top = missing.name.partition(".")[0]
+    if missing.name == "vllm.platforms" and "'current_platform'" in str(missing):
+        # Not one that is missing in this release, but one that is being made.
+        return (
+            f"{told}. vLLM has no platform yet while it imports the plugin for it, so nothing may be "
+            "imported there that asks for one: import it in the functions that need it"
+        )
     if top == "vllm":
         wanted = f"; the plugin asks for {plugin.vllm_wanted}" if plugin.vllm_wanted else ""
         return (

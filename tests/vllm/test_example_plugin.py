@@ -27,7 +27,7 @@ PLUGIN = DOCS / "example-plugin"
 UNTIL = "2027-03-31"
 """A day that is to come, for the reader."""
 
-WHOLE = 'kvref check --python "$VLLM"'
+WHOLE = "kvref check"
 PART = f"{WHOLE} --laws 'spec.*' --laws 'manager.*' --laws 'drift.*' --report shipped"
 """What is run of all laws here: where the plugin's own classes are judged, without what takes long."""
 

@@ -28,7 +28,7 @@ UNTIL = "2027-03-31"
 """A day that is to come, for the reader."""
 
 WHOLE = "kvref check"
-PART = f"{WHOLE} --laws 'spec.*' --laws 'manager.*' --laws 'drift.*' --report shipped"
+PART = f"{WHOLE} --laws 'spec.[cimu]*' --laws manager.window-kept --laws drift.signature --report shipped"
 """What is run of all laws here: where the plugin's own classes are judged, without what takes long."""
 
 
@@ -99,7 +99,7 @@ def test_the_tutorial_is_true(ran: Ran) -> None:
 def test_as_shipped_it_conforms(ran: Ran) -> None:
     report = ran.report("shipped")
     assert report["verdict"] == "conformant"
-    assert {row["status"] for row in report["laws"]} == {"holds", "known", "inherited", "not-applicable"}
+    assert {row["status"] for row in report["laws"]} == {"holds", "known", "inherited"}
     for law, subjects in {
         "spec.merge-identity": {"BankedSpec", "BankedWindowSpec"},
         "spec.copy-consistent": {"BankedSpec", "BankedWindowSpec"},

@@ -103,7 +103,7 @@ class Session:
     ) -> None:
         """In a process of its own; a `measured` one tells what of the target's own files it has `reached`.
 
-        One of the kind `bench` times the target: its operations are those of `kvref_conformance.bench.serving`.
+        One of the kind `bench` times the target, by the operations of `kvref_conformance.bench.serving`.
         """
         self._address = Path(address)
         self._timeout = timeout

@@ -1,8 +1,8 @@
 """The part `bench`: the implementation's own API, for `kvref bench` to time.
 
 It is the one part that hands out objects of the implementation. Whoever calls them is in the same process, and
-converting what goes in and out would cost more than many a call. Each callable is, where it can be, a method of
-the implementation itself.
+to convert what goes in and out would take longer than many a call. Each callable is, where it can be, a method
+of the implementation itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvref.target.specs import SpecDescriptor
 
 
 class PoolCalls(NamedTuple):
-    """A pool whose blocks have keys. Blocks, requests and hashes are whatever the implementation has for them."""
+    """A pool whose blocks have keys. Blocks, requests and hashes are what the implementation has for them."""
 
     take: Callable[[int], Sequence[Any]]
     """So many free blocks, which are held from then on."""
@@ -61,7 +61,7 @@ class BenchCall(NamedTuple):
 
 
 class BenchPart(Protocol):
-    """What can be timed. A function raises for what the implementation has nothing of, and says so."""
+    """What can be timed. For what it has nothing of, a function raises `NotImplementedError`, and says so."""
 
     def pool(self, num_blocks: int, block_size: int, events: bool) -> PoolCalls:
         """A new pool, with events recorded or not. A hash is made for each block of so many tokens."""

@@ -1,4 +1,4 @@
-"""What a benchmark is: something to do, for each of many parameters, and what is prepared before it is timed."""
+"""What a benchmark is: something to do, with many parameters, and what is made ready before it is timed."""
 
 from __future__ import annotations
 
@@ -96,14 +96,22 @@ class Case:
     benchmark: Benchmark
     params: Params
 
+    @staticmethod
+    def key_of(benchmark: str, params: Params) -> str:
+        """The same for the same benchmark and parameters."""
+        return f"{benchmark} {json.dumps(params, sort_keys=True)}"
+
     @property
     def key(self) -> str:
-        return f"{self.benchmark.name} {json.dumps(self.params, sort_keys=True)}"
+        return self.key_of(self.benchmark.name, self.params)
 
     @property
     def limit(self) -> Limit | None:
         return self.benchmark.limit(self.params) if self.benchmark.limit else None
 
+    @property
+    def told(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.params.items())
+
     def __str__(self) -> str:
-        told = " ".join(f"{name}={value}" for name, value in self.params.items())
-        return f"{self.benchmark.name} {told}".strip()
+        return f"{self.benchmark.name} {self.told}".strip()

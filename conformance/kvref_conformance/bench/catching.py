@@ -34,7 +34,7 @@ def catch(fault: str) -> Prepared:
 
 
 CATCH = Benchmark(
-    "suite.catch",
+    "faults.catch",
     "making examples until a law notices a fault",
     catch,
     {"fault": [*_FAULTS]},

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from kvref.target import Json
+from kvref_conformance import schemas
 from kvref_conformance.bench.benchmark import Benchmark, Case
 from kvref_conformance.bench.catching import CATCH, NotCaught
 from kvref_conformance.bench.registry import BENCHMARKS as NEXT_TO_A_TARGET
@@ -48,6 +49,8 @@ class Timed:
     """What came of a case. Seconds are those of one operation, a number for each round."""
 
     case: Case
+    labels: Sequence[str]
+    """Of all targets, timed or left out, the first in front."""
     rounds: dict[str, list[float]] = field(default_factory=dict)
     """By label."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -97,9 +100,8 @@ def choose(patterns: Sequence[str], device: str, quick: bool) -> list[Case]:
         if any(fnmatchcase(benchmark.name, glob) for glob in patterns or ["*"] * (not benchmark.here))
         for case in benchmark.cases(device, quick)
     ]
-    limits = [
-        Case(BENCHMARKS[limit.benchmark], limit.params) for case in chosen if (limit := case.limit) is not None
-    ]
+    found = [limit for case in chosen if (limit := case.limit) is not None]
+    limits = [Case(BENCHMARKS[limit.benchmark], limit.params) for limit in found]
     every = {case.key: case for case in [*limits, *chosen]}
     order = list(BENCHMARKS)
     return sorted(every.values(), key=lambda case: order.index(case.benchmark.name))
@@ -123,16 +125,14 @@ def compare(
         watcher.unit_done(str(case))
 
 
-def _timed(
-    case: Case, contenders: Sequence[Contender], way: str, rounds: int, seconds: float
-) -> Timed:
-    timed = Timed(case)
+def _timed(case: Case, contenders: Sequence[Contender], way: str, rounds: int, seconds: float) -> Timed:
+    timed = Timed(case, [each.label for each in contenders])
     did: dict[str, Json] = {}
     with ExitStack() as stack:
         runners: dict[str, _Runner] = {}
         for each in contenders:
             try:
-                runner = _Here(case, each) if case.benchmark.here else _There(case, each, way)
+                runner = _runner(case, each, way)
                 stack.callback(runner.close)
                 did[each.label] = runner.begin(seconds)
                 runners[each.label] = runner
@@ -156,6 +156,26 @@ def _in_words(did: Json) -> str:
     return ", ".join(f"{name} {value}" for name, value in did.items()) if isinstance(did, dict) else str(did)
 
 
+def document(timed: Sequence[Timed], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What `kvref bench --json` prints."""
+    return {
+        "schema": schemas.BENCH,
+        "environment": environment,
+        "benchmarks": [
+            {
+                "name": each.case.benchmark.name,
+                "params": each.case.params,
+                "targets": {
+                    label: {"median_seconds": each.median(label), "iqr_seconds": each.iqr(label)}
+                    for label in each.rounds
+                },
+                "ratio": each.ratio,
+            }
+            for each in timed
+        ],
+    }
+
+
 class _Runner(Protocol):
     """What times a case for one contender. Methods raise `CannotTime`."""
 
@@ -168,6 +188,10 @@ class _Runner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def _runner(case: Case, contender: Contender, way: str) -> _Runner:
+    return _Here(case, contender) if case.benchmark.here else _There(case, contender, way)
 
 
 class _There:
@@ -204,9 +228,10 @@ class _There:
             raise CannotTime(str(error)) from error
         if "died" in outcome:
             raise CannotTime(f"its process {outcome['died']}")
-        if "error" in outcome:
-            raise CannotTime("{type}: {message}".format(**outcome["error"]))
-        return outcome["value"]
+        if refused := outcome.get("error"):
+            kind, message = refused["type"], refused["message"]
+            raise CannotTime(message if kind == NotImplementedError.__name__ else f"{kind}: {message}")
+        return outcome.get("value")
 
     def close(self) -> None:
         self._session.close()

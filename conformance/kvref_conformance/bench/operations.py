@@ -8,12 +8,8 @@ from typing import Any, overload
 from kvref.target import BenchCall, CacheCalls, Pair, PoolCalls, SpecDescriptor, Target
 
 
-class Lacking(LookupError):
-    """What the target has nothing of."""
-
-
 class Prefixes(Sequence[list[int]]):
-    """The tokens up to the end of each block, which stand for hashes; they are made when they are looked at."""
+    """The tokens up to the end of each block, which stand for hashes; made when they are looked at."""
 
     def __init__(self, tokens: Sequence[int], block_size: int) -> None:
         self._tokens, self._size = tokens, block_size
@@ -42,13 +38,13 @@ class Operations:
     def _part(self, name: str) -> Any:
         part = getattr(self._target, name, None)
         if part is None:
-            raise Lacking(f"it has no part {name}")
+            raise NotImplementedError(f"it has no part {name}")
         return part
 
     def pool(self, num_blocks: int, block_size: int, events: bool) -> PoolCalls:
         part = self._part("pool")
         if events:
-            raise Lacking("the part pool tells no events")
+            raise NotImplementedError("the part pool tells no events")
         part.create(
             num_blocks=num_blocks, enable_caching=True, block_size=block_size, hash_block_size=block_size
         )
@@ -129,7 +125,7 @@ class Operations:
         part = self._part("tensors")
         for capability, wanted in (("layouts", layout), ("buffers", buffers)):
             if wanted not in self._target.capabilities.get(capability, ()):
-                raise Lacking(f"it does not declare {wanted!r} among its {capability}")
+                raise NotImplementedError(f"it does not declare {wanted!r} among its {capability}")
         return BenchCall(
             fresh=lambda: layers,
             run=lambda given: part.allocate(

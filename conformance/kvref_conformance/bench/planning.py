@@ -22,7 +22,7 @@ def join(subject: Subject, chain: int, layers: int) -> Prepared:
     """Let half of the layers use the caches of others, by chains of so many."""
     owners = [f"layer.{place}" for place in range(layers - layers // 2)]
     sharing = [
-        (f"sharing.{place}", f"sharing.{place - 1}" if place % chain else owners[place])
+        [f"sharing.{place}", f"sharing.{place - 1}" if place % chain else owners[place]]
         for place in range(layers // 2)
     ]
     return prepared(subject.calls.join([owners], sharing), times=10)

@@ -87,7 +87,10 @@ def _hashed(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
         for blocks in taken:
             free(blocks)
 
-    return Prepared(run, loops, reset, did=lambda: {"free": pool.num_free(), "keys left": keyed.found(2 * blocks_in_pass)})
+    def did() -> dict[str, int]:
+        return {"free": pool.num_free(), "keys left": keyed.found(2 * blocks_in_pass)}
+
+    return Prepared(run, loops, reset, did)
 
 
 _STATES = {"fresh": _fresh, "churning": _churning, "half hashed": _hashed}

@@ -60,7 +60,7 @@ class Timing:
 
     def _make(self, passes: int) -> float:
         reset, run, clock = self._prepared.reset, self._prepared.run, self._clock
-        total = 0.0
+        total, enabled = 0.0, gc.isenabled()
         gc.collect()
         gc.disable()
         try:
@@ -70,7 +70,8 @@ class Timing:
                 run()
                 total += clock() - start
         finally:
-            gc.enable()
+            if enabled:
+                gc.enable()
         return total
 
     def close(self) -> None:
@@ -78,8 +79,10 @@ class Timing:
 
 
 def served(target: Target) -> Any:
-    """What a session performs operations on to time a target: plain data in and out, like a target's parts."""
+    """What a session asks to time a target: a part with operations, of which plain data goes in and out."""
     timings: list[Timing] = []
+    # Preparing may make millions of objects, which stay; a round looks for garbage before it begins.
+    gc.disable()
 
     def begin(
         benchmark: str, params: Params, description: Description, way: str, seconds: float
@@ -91,4 +94,10 @@ def served(target: Target) -> Any:
     def run(passes: int) -> float:
         return timings[0].run(passes)
 
-    return SimpleNamespace(name=target.name, bench=SimpleNamespace(begin=begin, run=run))
+    def device_name() -> str:
+        import torch
+
+        return torch.cuda.get_device_name()
+
+    operations = SimpleNamespace(begin=begin, run=run, device_name=device_name)
+    return SimpleNamespace(name=target.name, bench=operations)

@@ -47,7 +47,6 @@ def machine(subject: Subject) -> Prepared:
     return Prepared(run, sum(steps), did=lambda: {"operations": sum(steps)}, close=folder.cleanup)
 
 
-
 def driven(subject: Subject) -> Prepared:
     """An engine that is driven by numbers, as in the long examples of a check."""
     stages: list[SwiftStage] = []
@@ -79,7 +78,7 @@ def _drive(subject: Subject) -> SwiftStage:
 
 
 def shadow(subject: Subject) -> Prepared:
-    """What the shadow does with the operations of such an example: it computes, and looks at all that is read."""
+    """What the shadow does with the operations of such an example: it looks at all that is read."""
     stage = _drive(subject)
     events = stage.runs[0]
     readings = 0

@@ -107,16 +107,12 @@ def allocate(
     )
 
 
-def register(
-    layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str
-) -> BenchCall:
+def register(layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str) -> BenchCall:
     caches = allocated(layers, num_blocks, layout, device)
     return BenchCall(fresh=lambda: caches, run=register_kv_caches, size=bytes_of_a_block)
 
 
-def allocated(
-    layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str
-) -> KVCaches:
+def allocated(layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str) -> KVCaches:
     call = allocate(layers, num_blocks, layout, "each", device)
     made: KVCaches = call.run(call.fresh())
     return made

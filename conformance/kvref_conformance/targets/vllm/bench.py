@@ -25,10 +25,6 @@ from kvref_conformance.targets.vllm.planner import engine_config, make_all
 from kvref_conformance.targets.vllm.specs import make
 
 
-class Lacking(NotImplementedError):
-    """What this version has nothing of."""
-
-
 def requests(block_size: int) -> Any:
     """What makes requests with hashes."""
     kv_cache_utils.init_none_hash(sha256)
@@ -139,10 +135,10 @@ def join(groups: Sequence[Sequence[str]], sharing: Sequence[Pair]) -> BenchCall:
 def allocate(
     layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, buffers: str, device: str
 ) -> BenchCall:
-    if buffers != tensors.way_of_buffers():
-        raise Lacking(f"buffers are {tensors.way_of_buffers()!r} in this version, not {buffers!r}")
+    if buffers != (way := tensors.way_of_buffers()):
+        raise NotImplementedError(f"buffers are {way!r} in this version, not {buffers!r}")
     if layout not in tensors.layouts():
-        raise Lacking(f"this version has no layout {layout!r}")
+        raise NotImplementedError(f"this version has no layout {layout!r}")
     engine, config = tensors.plan_of_model(layers, num_blocks, layout, None, [])
     arguments = tensors.runner_arguments(engine, deepcopy(config), torch.device(device))
     model = engine.compilation_config.static_forward_context
@@ -160,9 +156,7 @@ def allocate(
     )
 
 
-def register(
-    layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str
-) -> BenchCall:
+def register(layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str) -> BenchCall:
     engine, config = tensors.plan_of_model(layers, num_blocks, layout, None, [])
     caches = tensors.init_kv_cache(engine, deepcopy(config), torch.device(device))
     canonical.without_mappings().start()
@@ -184,4 +178,4 @@ def copy(
     device: str,
     pairs: Sequence[tuple[int, int]],
 ) -> BenchCall:
-    raise Lacking("it copies by kernels for GPUs, which its offloading worker queues: there is nothing to call")
+    raise NotImplementedError("it copies by kernels for GPUs, in steps of a worker: there is nothing to call")

@@ -1,8 +1,8 @@
 """The part `bench`: the implementation's own API, for `kvref bench` to time.
 
-It is the one part that hands out objects of the implementation. Whoever calls them is in the same process, and
-to convert what goes in and out would take longer than many a call. Each callable is, where it can be, a method
-of the implementation itself.
+It is the one part that hands out objects of the implementation. Whoever calls them is in the same process,
+and to convert what goes in and out would take longer than many a call. Each callable is, where it can be, a
+method of the implementation itself.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def bench(
 
     What is timed is an implementation's own API, by the part `bench`; where a target has none, both are timed
     by their operations. There is a ratio, the second over the first, wherever both did the same work.
-    'faults.catch', the time to notice each fault, takes an hour and has to be asked for by --only.
+    'faults.catch', the time to notice each fault, takes some ten minutes and has to be asked for by --only.
 
     \b
       kvref bench                                      the reference alone
@@ -91,7 +91,7 @@ def bench(
         raise click.UsageError(f"one target is timed, or two beside each other, not {len(choices)}")
     cases = choose(patterns, device, quick)
     if drawing is not None:
-        check_plot(drawing)
+        check_plot(drawing, cases)
     printer = Printer(Console())
     timed: list[Timed] = []
     limits: dict[str, Timed] = {}

@@ -10,8 +10,8 @@ from kvref_conformance.bench.planning import SIZES
 LAYERS = 64
 FEW = 4
 """Blocks, where it is layers that count."""
-LAYOUTS = ["LBNHC", "BLNHC"]
-"""Layer by layer, and block by block."""
+LAYOUTS = ["LBNHC", "LKBNHC", "BLNHC"]
+"""Layer by layer, the same with all K before all V, and block by block."""
 
 
 def allocate(subject: Subject, buffers: str, num_blocks: int, device: str) -> Prepared:

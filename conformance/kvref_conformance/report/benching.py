@@ -181,27 +181,36 @@ def _growth(benchmark: Benchmark, timed: Sequence[Timed]) -> Iterator[Table]:
     if name is None or len(sizes) < 2:
         return
     rows = []
-    for told, line in lines_of(timed):
-        seconds = dict(line)
-        least = seconds[min(seconds)]
-        cells = [f"{seconds[size] / least:.2f}" if size in seconds else "" for size in sizes]
-        rows.append([told, *cells])
+    for line in lines_of(timed):
+        least = line.seconds[min(line.seconds)]
+        cells = [f"{line.seconds[size] / least:.2f}" if size in line.seconds else "" for size in sizes]
+        rows.append([str(line), *cells])
     if rows:
         yield Table([f"growth by {name}", *map(_value, sizes)], rows)
 
 
-def lines_of(timed: Sequence[Timed]) -> Iterator[tuple[str, list[tuple[Any, float]]]]:
-    """The medians by size of each target and all other parameters, where there are several sizes."""
+@dataclass(frozen=True)
+class Line:
+    """How long something takes by its size; `others` are the other parameters."""
+
+    label: str
+    others: tuple[str, ...]
+    seconds: dict[int, float]
+
+    def __str__(self) -> str:
+        return ", ".join([self.label, *self.others])
+
+
+def lines_of(timed: Sequence[Timed]) -> list[Line]:
+    """The medians by size, of each target and all other parameters, where there are several sizes."""
     size = timed[0].case.benchmark.growth
-    found: dict[str, list[tuple[Any, float]]] = {}
+    found: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
     for each in timed:
-        others = _told(each, timed, without=size)
+        others = (*_told(each, timed, without=size),)
         for label in each.rounds:
-            line = found.setdefault(", ".join([label, *others]), [])
-            line.append((each.case.params[size] if size else None, each.median(label)))
-    for told, line in found.items():
-        if len(line) > 1:
-            yield told, sorted(line)
+            if size is not None:
+                found.setdefault((label, others), {})[each.case.params[size]] = each.median(label)
+    return [Line(*key, seconds) for key, seconds in found.items() if len(seconds) > 1]
 
 
 def _told(one: Timed, among: Sequence[Timed], without: str | None = None) -> list[str]:

@@ -227,7 +227,7 @@ class _There:
         except NotJudged as error:
             raise CannotTime(str(error)) from error
         if "died" in outcome:
-            raise CannotTime(f"its process {outcome['died']}")
+            raise CannotTime(f"its process ended: {outcome['died']}")
         if refused := outcome.get("error"):
             kind, message = refused["type"], refused["message"]
             raise CannotTime(message if kind == NotImplementedError.__name__ else f"{kind}: {message}")

@@ -88,7 +88,10 @@ def _hashed(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
             free(blocks)
 
     def did() -> dict[str, int]:
-        return {"free": pool.num_free(), "keys left": keyed.found(2 * blocks_in_pass)}
+        reset()
+        before = keyed.found(2 * blocks_in_pass)
+        run()
+        return {"free": pool.num_free(), "keys lost": before - keyed.found(2 * blocks_in_pass)}
 
     return Prepared(run, loops, reset, did)
 

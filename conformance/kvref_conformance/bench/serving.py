@@ -43,8 +43,10 @@ class Timing:
 
     def begin(self, seconds: float) -> dict[str, Json]:
         """Make passes until a round takes so long: what one does, and how many there are in a round."""
-        taken = self._make(1)
-        did, passes = self._prepared.did(), 1
+        # What the first one does may depend on what was prepared, and not on a pass before it.
+        self._make(1)
+        taken, passes = self._make(1), 1
+        did = self._prepared.did()
         while taken < seconds:
             more = math.ceil(passes * min(_FASTER, seconds / max(taken, 1e-9)))
             before = self._clock()

@@ -137,9 +137,7 @@ def allocate(
 ) -> BenchCall:
     if buffers != (way := tensors.way_of_buffers()):
         raise NotImplementedError(f"buffers are {way!r} in this version, not {buffers!r}")
-    if layout not in tensors.layouts():
-        raise NotImplementedError(f"this version has no layout {layout!r}")
-    engine, config = tensors.plan_of_model(layers, num_blocks, layout, None, [])
+    engine, config = planned(layers, num_blocks, layout)
     arguments = tensors.runner_arguments(engine, deepcopy(config), torch.device(device))
     model = engine.compilation_config.static_forward_context
 
@@ -156,8 +154,14 @@ def allocate(
     )
 
 
+def planned(layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str) -> tuple[Any, Any]:
+    if layout not in tensors.layouts():
+        raise NotImplementedError(f"this version has no layout {layout!r}")
+    return tensors.plan_of_model(layers, num_blocks, layout, None, [])
+
+
 def register(layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str) -> BenchCall:
-    engine, config = tensors.plan_of_model(layers, num_blocks, layout, None, [])
+    engine, config = planned(layers, num_blocks, layout)
     caches = tensors.init_kv_cache(engine, deepcopy(config), torch.device(device))
     canonical.without_mappings().start()
     return BenchCall(

@@ -37,7 +37,7 @@ class Prepared:
     """In a pass."""
     reset: Callable[[], object] = _nothing
     did: Callable[[], Json] = _nothing
-    """What the last pass did, or another one does, as plain data: equal where two targets do the same work."""
+    """What the last pass did, or another one does, as plain data: equal where two targets do the same."""
     close: Callable[[], object] = _nothing
 
 

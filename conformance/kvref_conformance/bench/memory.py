@@ -89,7 +89,7 @@ BENCHMARKS = [
         copy,
         {"layout": LAYOUTS, "blocks": [1, 8, 32]},
         quick={"blocks": [1]},
-        cuda={},
+        cuda={"blocks": [1, 32, 256]},
         growth="blocks",
         limit=_all_copied,
     ),

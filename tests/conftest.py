@@ -42,7 +42,7 @@ class Ran:
     @property
     def told(self) -> str:
         """What stderr says beyond which phase the run is in."""
-        phases = ("loading", "replaying", "running", "reducing", "confirming", "examining")
+        phases = ("loading", "replaying", "running", "timing", "reducing", "confirming", "examining")
         lines = self.err.splitlines()
         return "\n".join(line for line in lines if not line.startswith(tuple(f"kvref: {p}" for p in phases)))
 

@@ -11,6 +11,7 @@ from kvref_conformance.diff import Kind, compare, document as diff_document
 from kvref_conformance.results import Level, Status, Verdict
 from kvref_conformance.schemas import (
     BASELINE,
+    BENCH,
     DIFF,
     FAULTS,
     FUZZ,
@@ -201,6 +202,32 @@ def diff() -> dict[str, Any]:
     return diff_document(compare(old, {**report(), "depth": "standard"}))
 
 
+def bench() -> dict[str, Any]:
+    target = {"name": "vllm", "version": "0.32.0", "python": "3.11", "torch": "2.13.0"}
+    timed = {"median_seconds": 2e-6, "iqr_seconds": 0.0}
+    return {
+        "schema": "kvref.bench/1",
+        "environment": {
+            "targets": {"vllm==0.32.0": target, "reference": {**target, "name": "reference"}},
+            "cpu": "chip",
+            "cpus": 2,
+            "load": 0.1,
+            "device": "cpu",
+            "rounds": 7,
+            "way": "bench",
+        },
+        "benchmarks": [
+            {
+                "name": "pool.take-free",
+                "params": {"state": "fresh", "events": False, "batch": 1, "num_blocks": 1000},
+                "targets": {"vllm==0.32.0": timed, "reference": timed},
+                "ratio": 1.0,
+            },
+            {"name": "suite.machine", "params": {}, "targets": {"reference": timed}, "ratio": None},
+        ],
+    }
+
+
 DOCUMENTS = {
     "trace": trace,
     "baseline": baseline,
@@ -210,6 +237,7 @@ DOCUMENTS = {
     "faults": faults,
     "prove": prove,
     "diff": diff,
+    "bench": bench,
 }
 
 
@@ -223,6 +251,7 @@ def test_every_shipped_schema_is_a_schema_and_has_a_document_here() -> None:
         "faults": FAULTS,
         "prove": PROVE,
         "diff": DIFF,
+        "bench": BENCH,
     }
     for name, versioned in versions.items():
         document = schema(name)
@@ -304,6 +333,9 @@ def test_traces_and_baselines_agree_on_runs() -> None:
         ("diff", ("changes", 0, "new"), "passed", "$.changes[0].new"),
         ("diff", ("changes", 0, "kind"), "worse", "$.changes[0].kind"),
         ("diff", ("old", "laws"), [], "$.old"),
+        ("bench", ("benchmarks", 0, "ratio"), 0, "$.benchmarks[0].ratio"),
+        ("bench", ("benchmarks", 0, "spread"), [1, 2], "$.benchmarks[0]"),
+        ("bench", ("environment", "rounds"), 3, "$.environment.rounds"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(

@@ -21,6 +21,7 @@ from kvref_conformance import (
     matrix as matrices,
     schemas,
 )
+from kvref_conformance.bench.command import bench
 from kvref_conformance.check import NoSuchLaw, choose_baseline, find_law, is_symbolic, loaded, select_laws
 from kvref_conformance.ending import EXIT_INTERRUPTED, Group
 from kvref_conformance.findings import Store
@@ -530,3 +531,6 @@ def matrix(
     else:
         output.write_text(text, encoding="utf-8")
     context.exit(0 if matrices.is_complete(reports, options.laws) else EXIT_CODES[Verdict.INCOMPLETE])
+
+
+cli.add_command(bench)

@@ -12,12 +12,14 @@ from typing import Any, NoReturn
 import click
 
 from kvref_conformance import baseline as baselines, fault_matrix, hosts as releases, schemas
+from kvref_conformance.bench.comparison import NoSuchBenchmark
 from kvref_conformance.check import BackendRefused, NoSuchLaw
 from kvref_conformance.diff import UnusableReport
 from kvref_conformance.profile import ProfileError
 from kvref_conformance.prove import CannotProve
 from kvref_conformance.reached import CannotMeasure
 from kvref_conformance.report import ForeignDirectory
+from kvref_conformance.report.plotting import CannotPlot
 from kvref_conformance.report.text import visible, visible_lines
 from kvref_conformance.results import EXIT_USAGE
 from kvref_conformance.runner import NoSuchSubject
@@ -34,6 +36,8 @@ _REFUSED = (
     NoSuchSubject,
     BackendRefused,
     fault_matrix.NoSuchArea,
+    NoSuchBenchmark,
+    CannotPlot,
     UnknownTarget,
     TargetFailed,
     ProfileError,

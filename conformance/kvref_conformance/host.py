@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvref.target import (
+    BenchPart,
     CachePart,
     CanonicalPart,
     ConnectorPart,
@@ -39,6 +40,7 @@ from kvref.target import (
     Target,
     TensorsPart,
 )
+from kvref_conformance.bench.serving import served
 from kvref_conformance.channel import Channel, Message
 from kvref_conformance.explorer import warm_up
 from kvref_conformance.huge_pages import use_huge_pages
@@ -67,6 +69,7 @@ _PARTS = {
     "tensors": TensorsPart,
     "canonical": CanonicalPart,
     "connector": ConnectorPart,
+    "bench": BenchPart,
 }
 
 
@@ -186,6 +189,8 @@ def _child(target: Target, measure: Measure | None, channel: Channel, host: int,
                 channel.send({"own": asdict(measure.own)})
             case "session":
                 _serve_session(target, channel, measure if request["measured"] else None)
+            case "bench":
+                _serve_session(served(target), channel, None)
             case "unit":
                 run_unit(target, request, channel, measure)
             case "program":

@@ -61,8 +61,7 @@ class Choice:
         )
 
 
-_TARGET_OPTIONS = (
-    click.argument("target", required=False),
+_ABOUT_TARGETS = (
     click.option(
         "--profile",
         metavar="FILE|none",
@@ -101,10 +100,25 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         choice = Choice(**{field.name: options.pop(field.name) for field in fields(Choice)})
         command(*arguments, choice=choice, **options)
 
-    decorated: Callable[..., None] = chosen
-    for option in reversed(_TARGET_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return _with(chosen, click.argument("target", required=False))
+
+
+def targets_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command about several targets, of all of which the options speak; it gets `choices`."""
+
+    @wraps(command)
+    def chosen(*arguments: Any, targets: tuple[str, ...], **options: Any) -> None:
+        said = {field.name: options.pop(field.name) for field in fields(Choice) if field.name != "target"}
+        choices = [Choice(target, **said) for target in targets or (None,)]
+        command(*arguments, choices=choices, **options)
+
+    return _with(chosen, click.argument("targets", nargs=-1, metavar="[TARGET]..."))
+
+
+def _with(command: Callable[..., None], argument: Callable[..., Any]) -> Callable[..., None]:
+    for option in reversed((argument, *_ABOUT_TARGETS)):
+        command = option(command)
+    return command
 
 
 laws_option = click.option(

@@ -98,12 +98,18 @@ def kill_group(pid: int) -> None:
 class Session:
     """A pristine process of the target that performs operations one by one."""
 
-    def __init__(self, address: str, timeout: float, measured: bool = False) -> None:
-        """In a process of its own; a `measured` one tells what of the target's own files it has `reached`."""
+    def __init__(
+        self, address: str, timeout: float, measured: bool = False, *, kind: str = "session"
+    ) -> None:
+        """In a process of its own; a `measured` one tells what of the target's own files it has `reached`.
+
+        One of the kind `bench` times the target, by the operations of `kvref_conformance.bench.serving`.
+        """
         self._address = Path(address)
         self._timeout = timeout
         self._measured = measured
         self._channel, self._pid = open_child(address, timeout)
+        self._kind = kind
         self._opened = False
 
     def perform(self, operation: str, arguments: Mapping[str, Any]) -> Outcome:
@@ -113,7 +119,7 @@ class Session:
         """
         try:
             if not self._opened:
-                self._channel.send({"kind": "session", "measured": self._measured})
+                self._channel.send({"kind": self._kind, "measured": self._measured})
                 self._opened = True
             self._channel.send({"op": operation, "args": dict(arguments)})
             if not self._channel.ready(self._timeout):

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, TypedDict
 
+from kvref.target.bench import BenchCall, BenchPart, CacheCalls, PoolCalls
 from kvref.target.cache import (
     Allocation,
     CacheEvent,
@@ -64,7 +65,10 @@ from kvref.target.values import Json
 
 __all__ = [
     "Allocation",
+    "BenchCall",
+    "BenchPart",
     "BlockSizes",
+    "CacheCalls",
     "CacheEvent",
     "CacheGroup",
     "CachePart",
@@ -99,6 +103,7 @@ __all__ = [
     "PlannedLayer",
     "PlannerPart",
     "PluginInfo",
+    "PoolCalls",
     "PoolPart",
     "PoolShape",
     "PoolState",
@@ -181,6 +186,11 @@ class Target(Protocol):
 
     @property
     def connector(self) -> ConnectorPart | None: ...
+
+    @property
+    def bench(self) -> BenchPart | None:
+        """What no law asks for: its own API, to be timed."""
+        ...
 
     @property
     def plugin(self) -> PluginInfo | None:

@@ -12,6 +12,7 @@ from jsonschema.exceptions import best_match
 
 __all__ = [
     "BASELINE",
+    "BENCH",
     "DIFF",
     "FAULTS",
     "FUZZ",
@@ -24,7 +25,7 @@ __all__ = [
     "validate",
 ]
 
-Name = Literal["report", "trace", "baseline", "profile", "fuzz", "faults", "prove", "diff"]
+Name = Literal["report", "trace", "baseline", "profile", "fuzz", "faults", "prove", "diff", "bench"]
 
 REPORT = "kvref.report/1"
 TRACE = "kvref.trace/1"
@@ -33,6 +34,7 @@ FUZZ = "kvref.fuzz/1"
 FAULTS = "kvref.faults/1"
 PROVE = "kvref.prove/1"
 DIFF = "kvref.diff/1"
+BENCH = "kvref.bench/1"
 
 _LONGEST = 300
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import kvref
 from kvref.target import (
+    BenchPart,
     CachePart,
     CanonicalPart,
     ConnectorPart,
@@ -22,6 +23,7 @@ from kvref.target import (
     TensorsPart,
 )
 from kvref_conformance.targets.reference import (
+    bench,
     cache,
     canonical,
     connector,
@@ -78,6 +80,7 @@ class ReferenceTarget:
     tensors: TensorsPart = tensors
     canonical: CanonicalPart = canonical
     connector: ConnectorPart = connector
+    bench: BenchPart = bench
 
     @property
     def plugin(self) -> PluginInfo | None:

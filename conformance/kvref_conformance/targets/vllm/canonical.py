@@ -18,25 +18,32 @@ REGISTERED: SimpleNamespace = SimpleNamespace(caches=None)
 
 def register() -> Canonical:
     """Let the worker of the offloading connector do it, and take what it would hand to its copier."""
+    with without_mappings():
+        connector_of(CURRENT.engine, CURRENT.config).register_kv_caches(CURRENT.caches)
+    return canonical_facts(REGISTERED.caches, CURRENT.buffers)
+
+
+def without_mappings() -> Any:
+    """What tells how pages of several GPUs make one asks for more of a model than there is."""
+    return patch.object(worker, "derive_canonical_mappings", lambda *arguments: {}, create=True)
+
+
+def connector_of(engine: Any, config: Any) -> Any:
     offered = {
         "spec": SimpleNamespace(
             # How the copier is asked for has changed; so has where the worker looks for the rest.
             get_worker=keep,
             get_handlers=keep,
-            vllm_config=CURRENT.engine,
-            kv_cache_config=CURRENT.config,
+            vllm_config=engine,
+            kv_cache_config=config,
             replicated_layout=False,
             config=SimpleNamespace(canonical_layout=False, parallel=SimpleNamespace(rank=0)),
         ),
-        "vllm_config": CURRENT.engine,
-        "kv_cache_config": CURRENT.config,
+        "vllm_config": engine,
+        "kv_cache_config": config,
     }
     takes = inspect.signature(worker.OffloadingConnectorWorker).parameters
-    connector = worker.OffloadingConnectorWorker(**{k: v for k, v in offered.items() if k in takes})
-    # What tells how pages of several GPUs make one asks for more of a model than there is.
-    with patch.object(worker, "derive_canonical_mappings", lambda *arguments: {}, create=True):
-        connector.register_kv_caches(CURRENT.caches)
-    return canonical_facts(REGISTERED.caches, CURRENT.buffers)
+    return worker.OffloadingConnectorWorker(**{k: v for k, v in offered.items() if k in takes})
 
 
 def keep(caches: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import vllm
 
 from kvref.target import (
+    BenchPart,
     CachePart,
     CanonicalPart,
     ConnectorPart,
@@ -28,6 +29,7 @@ from kvref.target import (
 from kvref_conformance.targets.codec import foreign
 from kvref_conformance.targets.plugins import plugin_is_left_out
 from kvref_conformance.targets.vllm import (
+    bench,
     cache,
     canonical,
     hashing,
@@ -73,7 +75,7 @@ def _capabilities() -> dict[str, Json]:
         "contents": hashing.CONTENTS,
         "block_numbers": ["evict"],
         "layouts": tensors.layouts(),
-        "buffers": ["one" if tensors.has_layouts() else "each"],
+        "buffers": [tensors.way_of_buffers()],
         "kernel_blocks": True,
         "zeroed": True,
     }
@@ -109,6 +111,7 @@ class VllmTarget:
     canonical: CanonicalPart = canonical
     # Its own moves blocks with kernels for GPUs, in steps of a scheduler: there is nothing to call by itself.
     connector: ConnectorPart | None = None
+    bench: BenchPart = bench
 
     def __init__(self, plugin: Plugin | None = None) -> None:
         self._plugin = plugin

@@ -57,16 +57,7 @@ def allocate(
     device: str,
 ) -> Caches:
     """Each version has one way with `buffers`, and declares that."""
-    given = make_all(layers)
-    engine = engine_of(given, num_blocks, layout)
-    model = layers_of_model(given, sharing, layout, kernel_block_size)
-    engine.compilation_config = SimpleNamespace(static_forward_context=model)
-    specs = attn_utils.get_kv_cache_spec(engine)
-    if has_layouts():
-        # Refuses those that cannot have layers like these.
-        backend_utils.resolve_kv_cache_layout(engine, [[layout]], list(specs.values()))
-    groups = kv_cache_utils.get_kv_cache_groups(engine, specs)
-    config = kv_cache_utils.get_kv_cache_config_from_groups(engine, groups, 0)
+    engine, config = plan_of_model(layers, num_blocks, layout, kernel_block_size, sharing)
     sizes = buffer_sizes(config)
     soil(sizes, device)
     # Sharing layers join what the runner has; connectors have the configuration as it was planned.
@@ -74,6 +65,7 @@ def allocate(
     caches = init_kv_cache(engine, of_runner, torch.device(device))
     made = memory_of(caches)
     zero = is_zero(made)
+    model = engine.compilation_config.static_forward_context
     CURRENT.engine, CURRENT.config, CURRENT.layout = engine, config, layout
     CURRENT.targets, CURRENT.caches, CURRENT.buffers = sharing_targets(sharing), caches, made
     return {
@@ -84,6 +76,26 @@ def allocate(
         "zero": zero,
         "layers": {name: layer_facts(name) for name in model},
     }
+
+
+def plan_of_model(
+    layers: Mapping[str, SpecDescriptor],
+    num_blocks: int,
+    layout: str,
+    kernel_block_size: int | None,
+    sharing: Sequence[Pair],
+) -> tuple[Any, Any]:
+    """An engine with a model of these layers, and the plan of their memory."""
+    given = make_all(layers)
+    engine = engine_of(given, num_blocks, layout)
+    model = layers_of_model(given, sharing, layout, kernel_block_size)
+    engine.compilation_config = SimpleNamespace(static_forward_context=model)
+    specs = attn_utils.get_kv_cache_spec(engine)
+    if has_layouts():
+        # Refuses those that cannot have layers like these.
+        backend_utils.resolve_kv_cache_layout(engine, [[layout]], list(specs.values()))
+    groups = kv_cache_utils.get_kv_cache_groups(engine, specs)
+    return engine, kv_cache_utils.get_kv_cache_config_from_groups(engine, groups, 0)
 
 
 def engine_of(specs: Mapping[str, Any], num_blocks: int, layout: str) -> Any:
@@ -108,6 +120,11 @@ def known_layouts() -> Any:
     return import_module("vllm.v1.kv_cache_layout").KVCacheLayout
 
 
+def way_of_buffers() -> str:
+    """Whether each tensor of a plan is an allocation, or all are one: `each` or `one`."""
+    return "one" if has_layouts() else "each"
+
+
 def layouts() -> list[str]:
     """The orders of axes that kernels of the version want.
 
@@ -125,6 +142,12 @@ def layouts() -> list[str]:
 
 def init_kv_cache(engine: Any, config: Any, device: Any) -> dict[str, Any]:
     """Let sharing layers join, choose blocks for kernels, allocate, and bind all layers, as a runner does."""
+    caches: dict[str, Any] = attn_utils.init_kv_cache(**runner_arguments(engine, config, device))
+    return caches
+
+
+def runner_arguments(engine: Any, config: Any, device: Any) -> dict[str, Any]:
+    """Sharing layers have joined, and blocks for kernels are chosen: what a runner then allocates with."""
     *backends, groups, _, kernel_block_sizes = attn_utils.init_attn_backend(config, engine, device)
     takes = inspect.signature(attn_utils.init_kv_cache).parameters
     flat = [group for each in groups for group in each]
@@ -139,8 +162,7 @@ def init_kv_cache(engine: Any, config: Any, device: Any) -> dict[str, Any]:
         "kernel_block_sizes": kernel_block_sizes,
         "vllm_config": engine,
     }
-    caches: dict[str, Any] = attn_utils.init_kv_cache(**{k: v for k, v in offered.items() if k in takes})
-    return caches
+    return {name: argument for name, argument in offered.items() if name in takes}
 
 
 def buffer_sizes(config: Any) -> list[int]:

@@ -1,0 +1,127 @@
+"""The cache manager: prefixes that are found, and whole lives of requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count, repeat
+from typing import Any
+
+from kvref.target import CacheCalls
+from kvref_conformance.bench.benchmark import Benchmark, Limit, Params, Prepared, Subject
+from kvref_conformance.bench.models import BLOCK_SIZE, GROUPS
+
+PROMPT, DECODES = 2048, 128
+LIVES = 4
+"""In a pass."""
+NUM_BLOCKS = 4096
+BEFORE = 40
+"""Lives before the first pass, after which there is no block left that was never used."""
+
+
+class NoRoom(RuntimeError):
+    """A request that has to get blocks got none."""
+
+
+def life(subject: Subject, groups: str, hits: bool) -> Prepared:
+    """Look for a prompt, compute it, and then a token in each step; then free all of it."""
+    cache = subject.calls.cache(GROUPS[groups], NUM_BLOCKS, BLOCK_SIZE, 2 * PROMPT)
+    numbers = count(1)
+    waiting: deque[tuple[Any, int]] = deque()
+    new_step, find, allocate, advance, free = (
+        cache.new_step,
+        cache.find,
+        cache.allocate,
+        cache.advance,
+        cache.free,
+    )
+
+    def arrive() -> tuple[Any, int]:
+        """A request, and what tells its output from that of others."""
+        number = next(numbers)
+        return cache.request(f"r{number}", [0 if hits else number] * PROMPT), number
+
+    def compute(request: Any, output: int) -> int:
+        new_step()
+        blocks, found, *_ = find(request)
+        if allocate(request, PROMPT - found, found, blocks) is None:
+            raise NoRoom(f"a prompt of {PROMPT} tokens got no blocks of {NUM_BLOCKS}")
+        advance(request, PROMPT, output)
+        for computed in range(PROMPT + 1, PROMPT + DECODES + 1):
+            new_step()
+            if allocate(request, 1) is None:
+                raise NoRoom(f"a request got no block for its token {computed}")
+            advance(request, computed, output)
+        return int(found)
+
+    def run() -> None:
+        while waiting:
+            request, output = waiting.popleft()
+            compute(request, output)
+            free(request)
+
+    def reset(lives: int = LIVES) -> None:
+        waiting.extend(arrive() for _ in range(lives))
+
+    def did() -> dict[str, Any]:
+        request, output = arrive()
+        found = compute(request, output)
+        tables = [len(table) for table in cache.tables(request)]
+        free(request)
+        return {"tokens found": found, "blocks": tables}
+
+    reset(BEFORE)
+    run()
+    return Prepared(run, LIVES, reset, did)
+
+
+def hit(subject: Subject, groups: str, tokens: int) -> Prepared:
+    """Look for a prompt of which all blocks are cached."""
+    specs = GROUPS[groups]
+    num_blocks = len(specs) * (tokens // BLOCK_SIZE + 2) + 16
+    cache = subject.calls.cache(specs, num_blocks, BLOCK_SIZE, 2 * tokens)
+    _compute(cache, tokens)
+    request = cache.request("again", [0] * (tokens + 1))
+    find = cache.find
+    loops = max(1, 65_536 // tokens)
+
+    def run() -> None:
+        for _ in repeat(None, loops):
+            find(request)
+
+    return Prepared(run, loops, did=lambda: {"tokens found": find(request)[1]})
+
+
+def _compute(cache: CacheCalls, tokens: int) -> None:
+    """Let there be keys for a prompt, and nobody who holds its blocks."""
+    request = cache.request("first", [0] * (tokens + 1))
+    cache.new_step()
+    blocks, found, *_ = cache.find(request)
+    if cache.allocate(request, tokens + 1 - found, found, blocks) is None:
+        raise NoRoom(f"a prompt of {tokens} tokens got no blocks")
+    cache.advance(request, tokens + 1, 0)
+    cache.free(request)
+
+
+def _each_block_found(params: Params) -> Limit:
+    blocks = params["tokens"] // BLOCK_SIZE
+    return Limit("limit.dict", {"size": max(1_000, blocks)}, blocks)
+
+
+BENCHMARKS = [
+    Benchmark(
+        "cache.life",
+        f"a prompt of {PROMPT} tokens, {DECODES} decodes and the end of a request",
+        life,
+        {"groups": [*GROUPS], "hits": [False, True]},
+        quick={"groups": ["full", "4 groups"]},
+    ),
+    Benchmark(
+        "cache.hit",
+        "looking for a prompt that is cached",
+        hit,
+        {"groups": [*GROUPS], "tokens": [256, 2_048, 16_384, 131_072]},
+        quick={"tokens": [256, 2_048]},
+        growth="tokens",
+        limit=_each_block_found,
+    ),
+]

@@ -1,0 +1,267 @@
+"""Time targets side by side: one round of each in turn, so that whatever slows the machine slows both."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+from kvref.target import Json
+from kvref_conformance import schemas
+from kvref_conformance.bench.benchmark import Benchmark, Case
+from kvref_conformance.bench.catching import CATCH, NotCaught
+from kvref_conformance.bench.registry import BENCHMARKS as NEXT_TO_A_TARGET
+from kvref_conformance.bench.serving import BY_OPERATIONS, NATIVE, Timing
+from kvref_conformance.check import Loaded
+from kvref_conformance.report.progress import Progress
+from kvref_conformance.session import NotJudged, Session
+from kvref_conformance.targets import DEFAULT_TARGET
+from kvref_conformance.worker import TargetFailed
+
+BENCHMARKS: dict[str, Benchmark] = {**NEXT_TO_A_TARGET, CATCH.name: CATCH}
+
+ROUND_SECONDS, QUICK_ROUND_SECONDS = 0.05, 0.005
+"""That what is timed in a round takes."""
+
+
+class NoSuchBenchmark(ValueError):
+    """A glob that matches no benchmark."""
+
+
+class CannotTime(Exception):
+    """Why a target cannot be timed at something."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A target to time, under a name of its own."""
+
+    label: str
+    loaded: Loaded
+
+
+@dataclass
+class Timed:
+    """What came of a case. Seconds are those of one operation, a number for each round."""
+
+    case: Case
+    labels: Sequence[str]
+    """Of all targets, timed or left out, the first in front."""
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+    """By label."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why a target was not timed, by label."""
+    unequal: str = ""
+    """What the targets did differently, so that there is no ratio."""
+
+    def median(self, label: str) -> float:
+        return statistics.median(self.rounds[label])
+
+    def iqr(self, label: str) -> float:
+        low, high = quartiles(self.rounds[label])
+        return high - low
+
+    @property
+    def ratio(self) -> float | None:
+        """The second target's median over the first's; None if there are no two that did the same."""
+        if len(self.rounds) != 2 or self.unequal:
+            return None
+        first, second = map(self.median, self.rounds)
+        return second / first
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Half of the rounds have a ratio between these."""
+        if self.ratio is None:
+            return None
+        return quartiles([b / a for a, b in zip(*self.rounds.values(), strict=True)])
+
+
+def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
+    low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
+    return low, high
+
+
+def choose(patterns: Sequence[str], device: str, quick: bool) -> list[Case]:
+    """The cases of all benchmarks, or of those that match a glob, behind the limits that they have.
+
+    Raises `NoSuchBenchmark`.
+    """
+    for glob in patterns:
+        if not any(fnmatchcase(name, glob) for name in BENCHMARKS):
+            raise NoSuchBenchmark(f"no benchmark matches {glob!r}; there are: {', '.join(BENCHMARKS)}")
+    chosen = [
+        case
+        for benchmark in BENCHMARKS.values()
+        if any(fnmatchcase(benchmark.name, glob) for glob in patterns or ["*"] * (not benchmark.here))
+        for case in benchmark.cases(device, quick)
+    ]
+    found = [limit for case in chosen if (limit := case.limit) is not None]
+    limits = [Case(BENCHMARKS[limit.benchmark], limit.params) for limit in found]
+    every = {case.key: case for case in [*limits, *chosen]}
+    order = list(BENCHMARKS)
+    return sorted(every.values(), key=lambda case: order.index(case.benchmark.name))
+
+
+def way_of(contenders: Sequence[Contender]) -> str:
+    """By their own API if all of them have the part for it, else all by their operations."""
+    native = all(NATIVE in each.loaded.description["parts"] for each in contenders)
+    return NATIVE if native else BY_OPERATIONS
+
+
+def compare(
+    cases: Sequence[Case], contenders: Sequence[Contender], rounds: int, seconds: float, watcher: Progress
+) -> Iterator[Timed]:
+    """Time each case, with so many rounds of so many seconds of each contender in turn."""
+    way = way_of(contenders)
+    watcher.phase(f"timing {len(cases)} cases of {len({case.benchmark.name for case in cases})} benchmarks")
+    for case in cases:
+        watcher.unit_started(str(case))
+        yield _timed(case, contenders, way, rounds, seconds)
+        watcher.unit_done(str(case))
+
+
+def _timed(case: Case, contenders: Sequence[Contender], way: str, rounds: int, seconds: float) -> Timed:
+    timed = Timed(case, [each.label for each in contenders])
+    did: dict[str, Json] = {}
+    with ExitStack() as stack:
+        runners: dict[str, _Runner] = {}
+        for each in contenders:
+            try:
+                runner = _runner(case, each, way)
+                stack.callback(runner.close)
+                did[each.label] = runner.begin(seconds)
+                runners[each.label] = runner
+            except CannotTime as error:
+                timed.left_out[each.label] = str(error)
+        measured: dict[str, list[float]] = {label: [] for label in runners}
+        for _ in range(rounds):
+            for label, runner in list(runners.items()):
+                try:
+                    measured[label].append(runner.run())
+                except CannotTime as error:
+                    timed.left_out[label] = str(error)
+                    del runners[label]
+    timed.rounds = {label: measured[label] for label in runners}
+    if len({json.dumps(did[label], sort_keys=True) for label in runners}) > 1:
+        timed.unequal = "; ".join(f"{label}: {_in_words(did[label])}" for label in runners)
+    return timed
+
+
+def _in_words(did: Json) -> str:
+    return ", ".join(f"{name} {value}" for name, value in did.items()) if isinstance(did, dict) else str(did)
+
+
+def document(timed: Sequence[Timed], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What `kvref bench --json` prints."""
+    return {
+        "schema": schemas.BENCH,
+        "environment": environment,
+        "benchmarks": [
+            {
+                "name": each.case.benchmark.name,
+                "params": each.case.params,
+                "targets": {
+                    label: {"median_seconds": each.median(label), "iqr_seconds": each.iqr(label)}
+                    for label in each.rounds
+                },
+                "ratio": each.ratio,
+            }
+            for each in timed
+        ],
+    }
+
+
+class _Runner(Protocol):
+    """What times a case for one contender. Methods raise `CannotTime`."""
+
+    def begin(self, seconds: float) -> Json:
+        """Get ready for rounds of so many seconds, and tell what a pass does."""
+        ...
+
+    def run(self) -> float:
+        """Make a round: seconds that an operation takes."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def _runner(case: Case, contender: Contender, way: str) -> _Runner:
+    return _Here(case, contender) if case.benchmark.here else _There(case, contender, way)
+
+
+class _There:
+    """In a process forked from the one that has loaded the target, and has done nothing else."""
+
+    def __init__(self, case: Case, contender: Contender, way: str) -> None:
+        self._case, self._contender, self._way = case, contender, way
+        worker, hosts = contender.loaded.worker, contender.loaded.hosts
+        try:
+            self._session = Session(hosts.addresses[""], worker.timeout, kind="bench")
+        except NotJudged as error:
+            raise CannotTime(str(error)) from error
+        self._passes = 1
+
+    def begin(self, seconds: float) -> Json:
+        begun = self._perform(
+            "begin",
+            benchmark=self._case.benchmark.name,
+            params=self._case.params,
+            description=self._contender.loaded.description,
+            way=self._way,
+            seconds=seconds,
+        )
+        self._passes = begun["passes"]
+        return begun["did"]
+
+    def run(self) -> float:
+        return float(self._perform("run", passes=self._passes))
+
+    def _perform(self, operation: str, **arguments: Any) -> Json:
+        try:
+            outcome = self._session.perform(f"bench.{operation}", arguments)
+        except NotJudged as error:
+            raise CannotTime(str(error)) from error
+        if "died" in outcome:
+            raise CannotTime(f"its process ended: {outcome['died']}")
+        if refused := outcome.get("error"):
+            kind, message = refused["type"], refused["message"]
+            raise CannotTime(message if kind == NotImplementedError.__name__ else f"{kind}: {message}")
+        return outcome.get("value")
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class _Here:
+    """In this process, which starts others, for what is about the reference."""
+
+    def __init__(self, case: Case, contender: Contender) -> None:
+        if contender.loaded.worker.target != DEFAULT_TARGET:
+            raise CannotTime("this is about faults of the reference")
+        try:
+            self._timing = Timing(case.benchmark.prepare(**case.params))
+        except (TargetFailed, NotJudged) as error:
+            raise CannotTime(str(error)) from error
+        self._passes = 1
+
+    def begin(self, seconds: float) -> Json:
+        try:
+            begun = self._timing.begin(seconds)
+        except (NotCaught, NotJudged) as error:
+            raise CannotTime(str(error)) from error
+        self._passes = begun["passes"]
+        return begun["did"]
+
+    def run(self) -> float:
+        try:
+            return self._timing.run(self._passes)
+        except (NotCaught, NotJudged) as error:
+            raise CannotTime(str(error)) from error
+
+    def close(self) -> None:
+        self._timing.close()

@@ -1,0 +1,96 @@
+"""The memory of a cache: allocated, seen by layers and by connectors, and copied."""
+
+from __future__ import annotations
+
+from kvref_conformance.bench.benchmark import Benchmark, Limit, Params, Prepared, Subject
+from kvref_conformance.bench.calls import prepared
+from kvref_conformance.bench.models import FULL, PAGE, SMALL, layers_of
+from kvref_conformance.bench.planning import SIZES
+
+LAYERS = 64
+FEW = 4
+"""Blocks, where it is layers that count."""
+LAYOUTS = ["LBNHC", "LKBNHC", "BLNHC"]
+"""Layer by layer, the same with all K before all V, and block by block."""
+
+
+def allocate(subject: Subject, buffers: str, num_blocks: int, device: str) -> Prepared:
+    """Much memory for some layers: it has to be cleared."""
+    layers = layers_of([FULL], LAYERS)
+    return prepared(subject.calls.allocate(layers, num_blocks, LAYOUTS[0], buffers, device), device=device)
+
+
+def reshape(subject: Subject, layout: str, buffers: str, layers: int, device: str) -> Prepared:
+    """Little memory for many layers: their views have to be made."""
+    call = subject.calls.allocate(layers_of([SMALL], layers), FEW, layout, buffers, device)
+    return prepared(call, device=device)
+
+
+def register(subject: Subject, layout: str, layers: int, device: str) -> Prepared:
+    """Make the canonical view."""
+    return prepared(subject.calls.register(layers_of([SMALL], layers), FEW, layout, device), device=device)
+
+
+def copy(subject: Subject, layout: str, blocks: int, device: str) -> Prepared:
+    """Copy blocks to others."""
+    pairs = [(1 + place, 1 + blocks + place) for place in range(blocks)]
+    call = subject.calls.copy(layers_of([FULL], LAYERS), 1 + 2 * blocks, layout, device, pairs)
+    return prepared(call, device=device)
+
+
+def _one_buffer(params: Params) -> bool:
+    """Where blocks come before layers, all layers are in one buffer anyway."""
+    return bool(params["layout"][0] == "L" or params["buffers"] == "one")
+
+
+def _all_cleared(params: Params) -> Limit:
+    size = params["num_blocks"] * LAYERS * PAGE
+    return Limit("limit.memset", {"size": size, "device": params["device"]}, 1)
+
+
+def _all_copied(params: Params) -> Limit:
+    size = params["blocks"] * LAYERS * PAGE
+    return Limit("limit.copy", {"size": size, "device": params["device"]}, 1)
+
+
+BENCHMARKS = [
+    Benchmark(
+        "tensors.allocate",
+        f"allocating blocks of {LAYERS * PAGE >> 20} MiB, all zero",
+        allocate,
+        {"buffers": ["each", "one"], "num_blocks": [16, 64, 256]},
+        quick={"num_blocks": [4]},
+        cuda={"num_blocks": [256, 1_024, 4_096, 12_288]},
+        growth="num_blocks",
+        limit=_all_cleared,
+    ),
+    Benchmark(
+        "tensors.reshape",
+        "letting layers see a few blocks",
+        reshape,
+        {"layout": LAYOUTS, "buffers": ["each", "one"], "layers": SIZES},
+        quick={"layers": SIZES[:2]},
+        cuda={},
+        growth="layers",
+        possible=_one_buffer,
+    ),
+    Benchmark(
+        "canonical.register",
+        "making the canonical view of all layers",
+        register,
+        {"layout": LAYOUTS, "layers": SIZES},
+        quick={"layers": SIZES[:2]},
+        cuda={},
+        growth="layers",
+    ),
+    Benchmark(
+        "canonical.copy",
+        f"copying blocks of {LAYERS * PAGE >> 20} MiB",
+        copy,
+        {"layout": LAYOUTS, "blocks": [1, 8, 32]},
+        quick={"blocks": [1]},
+        cuda={"blocks": [1, 32, 256]},
+        growth="blocks",
+        limit=_all_copied,
+    ),
+]

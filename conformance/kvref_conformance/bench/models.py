@@ -1,0 +1,53 @@
+"""Layers as models have them, for whatever needs any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvref.target import SpecDescriptor
+
+BLOCK_SIZE = 16
+"""Tokens."""
+
+_HEADS, _HEAD_SIZE = 8, 128
+
+PAGE = 2 * BLOCK_SIZE * _HEADS * _HEAD_SIZE * 2
+"""Bytes of a block of a layer: K and V, two bytes each."""
+
+
+def _spec(name: str, **fields: int) -> SpecDescriptor:
+    usual = {
+        "block_size": BLOCK_SIZE,
+        "num_kv_heads": _HEADS,
+        "head_size": _HEAD_SIZE,
+        "dtype": "torch.bfloat16",
+    }
+    return {"class": name, "fields": {**usual, **fields}}
+
+
+FULL = _spec("FullAttentionSpec")
+SMALL = _spec("FullAttentionSpec", num_kv_heads=1, head_size=8)
+"""Where memory is not to count."""
+
+
+def _window(tokens: int) -> SpecDescriptor:
+    return _spec("SlidingWindowSpec", sliding_window=tokens)
+
+
+GROUPS: dict[str, list[SpecDescriptor]] = {
+    "full": [FULL],
+    "full + window": [FULL, _window(1024)],
+    "4 groups": [FULL, *[_window(1024)] * 3],
+}
+"""What a cache manager is made for."""
+
+MODELS: dict[str, list[SpecDescriptor]] = {
+    "full": [FULL],
+    "full + window": [FULL, *[_window(1024)] * 5],
+    "4 specs": [FULL, _window(1024), _window(512), _window(256)],
+}
+"""The specs of a model's layers, over and over."""
+
+
+def layers_of(specs: Sequence[SpecDescriptor], number: int) -> dict[str, SpecDescriptor]:
+    return {f"layer.{place}": specs[place % len(specs)] for place in range(number)}

@@ -1,0 +1,100 @@
+"""The suite itself, at work on a target: operations a second of its engines, and of the shadow."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvref_conformance.bench.benchmark import Benchmark, Prepared, Subject
+from kvref_conformance.driver import LENGTH
+from kvref_conformance.explorer import Explorer
+from kvref_conformance.laws.shadow_blocks import Shadow
+from kvref_conformance.stage import Journal, LocalStage, Stage, SwiftStage
+from kvref_strategies.catalogue import WORKLOADS
+from kvref_strategies.engine import CHOICES, Engine, Setup
+from kvref_strategies.specs import class_info, minimal
+
+CLASS = "FullAttentionSpec"
+EXAMPLES = 20
+"""Of Hypothesis, in a pass."""
+
+
+def machine(subject: Subject) -> Prepared:
+    """An engine of which Hypothesis draws each step, as in a check."""
+    folder = tempfile.TemporaryDirectory()
+    steps: list[int] = []
+
+    def new_stage() -> Stage:
+        return LocalStage(subject.target, Journal(Path(folder.name) / "journal"))
+
+    # What is drawn must not depend on what one target declares and another does not.
+    description = {**subject.description, "capabilities": {}}
+    request: dict[str, Any] = {
+        "description": description,
+        "subject": CLASS,
+        "seed": 0,
+        "examples": EXAMPLES,
+    }
+    explorer = Explorer(WORKLOADS["cache.machine"], request, new_stage)
+
+    def run() -> None:
+        steps.clear()
+        explorer.explore(lambda stage: steps.append(stage.steps))
+
+    run()
+    return Prepared(run, sum(steps), did=lambda: {"operations": sum(steps)}, close=folder.cleanup)
+
+
+def driven(subject: Subject) -> Prepared:
+    """An engine that is driven by numbers, as in the long examples of a check."""
+    stages: list[SwiftStage] = []
+
+    def run() -> None:
+        stages[:] = [_drive(subject)]
+
+    run()
+    return Prepared(run, stages[0].steps, did=lambda: {"operations": stages[0].steps})
+
+
+def _drive(subject: Subject) -> SwiftStage:
+    fields = {**minimal(class_info(subject.description, CLASS))["fields"], "block_size": 16}
+    setup = Setup(
+        groups=[{"spec": {"class": CLASS, "fields": fields}, "eagle": False, "kind": CLASS}],
+        num_blocks=24,
+        scheduler_block_size=16,
+        hash_block_size=16,
+        max_model_len=128,
+        max_num_batched_tokens=64,
+        salts=False,
+    )
+    stage = SwiftStage(subject.target)
+    engine = Engine(stage, setup, subject.description["parts"], as_told=True)
+    choose = random.Random(0)
+    for _ in range(LENGTH):
+        engine.go_on(choose.randrange(CHOICES))
+    return stage
+
+
+def shadow(subject: Subject) -> Prepared:
+    """What the shadow does with the operations of such an example: it looks at all that is read."""
+    stage = _drive(subject)
+    events = stage.runs[0]
+    readings = 0
+
+    def run() -> None:
+        nonlocal readings
+        followed = Shadow()
+        for event in events:
+            followed.follow(event)
+        readings = followed.readings
+
+    return Prepared(run, stage.steps, did=lambda: {"operations": stage.steps, "readings": readings})
+
+
+BENCHMARKS = [
+    Benchmark("suite.machine", "an operation that Hypothesis draws", machine, {}),
+    Benchmark("suite.driven", "an operation that a number stands for", driven, {}),
+    Benchmark("suite.shadow", "an operation that the shadow follows", shadow, {}),
+]

@@ -1,0 +1,238 @@
+"""Tell how fast targets are: tables on a terminal, and as a page of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rich.table import Table as RichTable
+
+from kvref_conformance.bench.benchmark import Benchmark, Case
+from kvref_conformance.bench.comparison import Timed
+from kvref_conformance.bench.machine import Environment
+from kvref_conformance.bench.serving import NATIVE
+from kvref_conformance.report.terminal import Printer
+from kvref_conformance.report.text import visible
+
+_HEAD = """# Figures
+
+Made by `{command}`; not to be edited. What each benchmark does, and how to read its table, is told in
+[benchmarks.md](benchmarks.md).
+"""
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+_MOST = 3
+"""Cases that are named of those that were left out for one reason."""
+
+Limits = Mapping[str, Timed]
+"""What was timed of limits, by the key of the case."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, whatever they are shown on."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Sequence[int] = (0,)
+    """Columns that are no numbers."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is told of one benchmark."""
+
+    title: str
+    tables: Sequence[Table]
+    notes: Sequence[str]
+
+
+def about(environment: Environment) -> list[str]:
+    """What was timed on what, a line each."""
+    labels = [*environment["targets"]]
+    lines = [
+        f"{label}: {each['name']} {each['version']}, Python {each['python']}, torch {each['torch']}"
+        for label, each in environment["targets"].items()
+    ]
+    lines.append(f"{environment['cpu']}, {environment['cpus']} CPUs; tensors on {environment['device']}")
+    lines.append(f"medians of {environment['rounds']} rounds; half of them are within ±, or the brackets")
+    if environment["way"] != NATIVE:
+        lines.append("by operations of the parts, so that what these convert is timed, too")
+    if len(labels) == 2:
+        lines.append(f"ratio: {labels[1]} over {labels[0]}; below 1, {labels[1]} is faster")
+    if environment["load"] > environment["cpus"] / 2:
+        lines.append(f"the machine was busy when this began (load {environment['load']:.1f})")
+    return lines
+
+
+def section(benchmark: Benchmark, timed: Sequence[Timed], limits: Limits) -> Section:
+    """The cases of one benchmark."""
+    tables = [_figures(timed, limits), *_growth(benchmark, timed)]
+    return Section(f"{benchmark.name}: {benchmark.operation}", tables, [*_notes(timed)])
+
+
+def sections(timed: Sequence[Timed], limits: Limits) -> Iterator[Section]:
+    for _, cases in groupby(timed, key=lambda each: each.case.benchmark.name):
+        same = [*cases]
+        yield section(same[0].case.benchmark, same, limits)
+
+
+def render(told: Section, printer: Printer) -> None:
+    """Print it."""
+    printer.line(told.title, style="bold")
+    for table in told.tables:
+        shown = RichTable(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+        for place, name in enumerate(table.head):
+            shown.add_column(printer.text(name), justify="left" if place in table.words else "right")
+        for row in table.rows:
+            shown.add_row(*map(printer.text, row))
+        printer.table(shown)
+    for note in told.notes:
+        printer.line(note)
+    printer.blank()
+
+
+def page(timed: Sequence[Timed], limits: Limits, environment: Environment, command: str) -> str:
+    """All of it as Markdown."""
+    lines = [_HEAD.format(command=command), *(f"* {_cell(line)}" for line in about(environment)), ""]
+    for told in sections(timed, limits):
+        lines += [f"## {told.title}", ""]
+        for table in told.tables:
+            rules = ["---" if place in table.words else "--:" for place in range(len(table.head))]
+            lines += [_row(table.head), f"|{'|'.join(rules)}|", *map(_row, table.rows), ""]
+        lines += [*(f"* {_cell(note)}" for note in told.notes), *[""] * bool(told.notes)]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    return visible(text, 300).replace("|", "\\|").replace("<", "&lt;")
+
+
+def in_words(seconds: float) -> str:
+    """With three digits, in the unit that fits."""
+    unit, name = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
+    return f"{seconds / unit:.3g} {name}"
+
+
+def _figures(timed: Sequence[Timed], limits: Limits) -> Table:
+    labels = timed[0].labels
+    params = [*timed[0].case.params]
+    limited = next((limit.benchmark for each in timed if (limit := each.case.limit) is not None), None)
+    head = [*params, *labels, *["ratio"] * (len(labels) > 1), *([f"x {limited}"] if limited else [])]
+    rows = []
+    for each in timed:
+        row = [_value(each.case.params[name]) for name in params]
+        row += [_seconds(each, label) for label in labels]
+        row += [_ratio(each)] * (len(labels) > 1)
+        row += [_of_limit(each, labels, limits)] if limited else []
+        rows.append(row)
+    words = [place for place, name in enumerate(params) if not _is_number(timed[0].case.params[name])]
+    return Table(head, rows, words)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if _is_number(value) else str(value)
+
+
+def _seconds(timed: Timed, label: str) -> str:
+    if label not in timed.rounds:
+        return "-"
+    return f"{in_words(timed.median(label))} ±{timed.iqr(label) / timed.median(label) / 2:.0%}"
+
+
+def _ratio(timed: Timed) -> str:
+    if timed.ratio is None or timed.spread is None:
+        return "-"
+    low, high = timed.spread
+    return f"{timed.ratio:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _of_limit(timed: Timed, labels: Sequence[str], limits: Limits) -> str:
+    """How many times as long as the limit it takes."""
+    limit = timed.case.limit
+    reached = limit and limits.get(Case.key_of(limit.benchmark, limit.params))
+    if not limit or not reached:
+        return "-"
+    return " / ".join(
+        f"{timed.median(label) / (limit.times * reached.median(label)):.1f}"
+        if label in timed.rounds and label in reached.rounds
+        else "-"
+        for label in labels
+    )
+
+
+def _growth(benchmark: Benchmark, timed: Sequence[Timed]) -> Iterator[Table]:
+    """How many times as long it takes as at the smallest size."""
+    name = benchmark.growth
+    sizes = sorted({each.case.params[name] for each in timed}) if name else []
+    if name is None or len(sizes) < 2:
+        return
+    rows = []
+    for line in lines_of(timed):
+        least = line.seconds[min(line.seconds)]
+        cells = [f"{line.seconds[size] / least:.2f}" if size in line.seconds else "" for size in sizes]
+        rows.append([str(line), *cells])
+    if rows:
+        yield Table([f"growth by {name}", *map(_value, sizes)], rows)
+
+
+@dataclass(frozen=True)
+class Line:
+    """How long something takes by its size; `others` are the other parameters."""
+
+    label: str
+    others: tuple[str, ...]
+    seconds: dict[int, float]
+
+    def __str__(self) -> str:
+        return ", ".join([self.label, *self.others])
+
+
+def lines_of(timed: Sequence[Timed]) -> list[Line]:
+    """The medians by size, of each target and all other parameters, where there are several sizes."""
+    size = timed[0].case.benchmark.growth
+    found: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
+    for each in timed:
+        others = (*_told(each, timed, without=size),)
+        for label in each.rounds:
+            if size is not None:
+                found.setdefault((label, others), {})[each.case.params[size]] = each.median(label)
+    return [Line(*key, seconds) for key, seconds in found.items() if len(seconds) > 1]
+
+
+def _told(one: Timed, among: Sequence[Timed], without: str | None = None) -> list[str]:
+    """The parameters of a case in which it differs from some of the others."""
+    return [
+        f"{name}={_value(value)}"
+        for name, value in one.case.params.items()
+        if name != without and any(each.case.params[name] != value for each in among)
+    ]
+
+
+def _notes(timed: Sequence[Timed]) -> Iterator[str]:
+    reasons: dict[tuple[str, str], list[Timed]] = {}
+    for each in timed:
+        for label, reason in each.left_out.items():
+            reasons.setdefault((label, reason), []).append(each)
+    for (label, reason), cases in reasons.items():
+        where = [", ".join(_told(each, timed)) for each in cases]
+        at = "" if len(cases) == len(timed) else f" at {'; '.join(where[:_MOST])}"
+        more = f" and {len(where) - _MOST} more" if at and len(where) > _MOST else ""
+        yield f"{label} is left out{at}{more}: {reason}"
+    for each in timed:
+        if each.unequal:
+            at = ", ".join(_told(each, timed)) or "all"
+            yield f"no ratio at {at}, since they do not do the same: {each.unequal}"

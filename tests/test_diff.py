@@ -204,6 +204,18 @@ def test_hostile_text_stays_text_and_a_summary_short() -> None:
         assert not {*"<>@"} & {*outside.replace("->", "")}
 
 
+def test_only_what_both_were_to_judge_is_compared() -> None:
+    whole = [row(HOLDS), row(HOLDS, law="pool.partition"), row(HOLDS, law="spec.x", subject="A")]
+    part = report(row(BROKEN, "a"), selected={"laws": ["pool.reset", "spec.x"], "subjects": ["B*"]})
+    for old, new, worse in ((report(*whole), part, True), (part, report(*whole), False)):
+        diff = compare(old, new)
+        assert [(change.row["id"], change.worse) for change in diff.changes] == [("pool.reset", worse)]
+        told = {condition.what: (condition.old, condition.new) for condition in diff.conditions}
+        assert {*told["laws"]} == {"all", "2 of them"}
+        assert {*told["subjects"]} == {"all", "B*"}
+    assert compare(part, part).conditions == []
+
+
 # -- the command ---------------------------------------------------------------------------------------------
 
 

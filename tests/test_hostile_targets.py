@@ -41,7 +41,7 @@ def rows(report: dict[str, Any], law: str) -> list[dict[str, Any]]:
             "raises_import_error",
             ["loading it raised ImportError: libascend.so: cannot open", "hostile_loading.py"],
         ),
-        ("raises_runtime_error", ["loading it raised RuntimeError: no device\nsecond line \\x1b[31mred"]),
+        ("raises_runtime_error", ["loading it raised RuntimeError: no device\n  | second line \\x1b[31mred"]),
         ("raises_system_exit", ["loading it raised SystemExit: 0"]),
         ("raises_untellable", ["loading it raised Untellable"]),
         ("exits_quietly", ["its process ended while loading (exit code 0)"]),
@@ -141,7 +141,10 @@ def interpreter(tmp_path: Path, kind: str) -> Path:
         ("folder", "Permission denied"),
         ("not executable", "Permission denied"),
         ("hangs", "still loading after 2 s"),
-        ("something else", "its process ended while loading (exit code 0).\nIts last output:\nI am no snake"),
+        (
+            "something else",
+            "its process ended while loading (exit code 0).\n  | Its last output:\n  | I am no snake",
+        ),
     ],
 )
 def test_no_interpreter(kvref: Kvref, tmp_path: Path, kind: str, words: str) -> None:

@@ -45,7 +45,7 @@ def test_a_check_then_needs_no_options() -> None:
     assert badge() in ran.output
     worker, declared = prepare(None, None, python=None, paths=(), stubs=())
     assert (worker.target, worker.paths, declared.name) == ("vendor_toy:good", ("lib",), "kvref.toml")
-    assert kvref("check", "--laws", "spec.merge-identity").exit_code == 0
+    assert kvref("check", "--laws", "spec.merge-identity", "--subjects", "FullAttentionSpec").exit_code == 0
 
 
 def test_what_is_there_is_left_as_it_is() -> None:

@@ -523,7 +523,12 @@ def test_which_of_several_is_meant_must_be_said() -> None:
     ):
         ran = check(SEVERAL, target)
         assert (ran.code, told + more in " ".join(ran.err.split())) == (2, True)
-    assert "unknown target 'huge'" in check(SEVERAL, "huge").err
+    for unknown in ("huge", "vlm"):
+        ran = check(SEVERAL, unknown)
+        assert (ran.code, f"profiles for small, large, broken, and none for {unknown}" in ran.err) == (
+            2,
+            True,
+        )
     ran = check(SEVERAL, "vendor_toy:never_pads", IDENTITY, "--profile", "kvref.toml")
     assert (ran.code, "small, large, broken, and none for vendor_toy:never_pads" in ran.err) == (2, True)
     other = check(SEVERAL, "vendor_toy:never_pads").report

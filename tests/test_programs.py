@@ -87,6 +87,9 @@ def echoes(runs: Runs) -> int:
 def always_broken(runs: Runs) -> int:
     raise LawBroken("nothing", ascii([[event["outcome"] for event in run] for run in runs]))
 
+def quoted(runs: Runs) -> int:
+    raise LawBroken(runs[0][0]["args"]["value"], runs[0][0]["outcome"]["value"])
+
 def mistaken(runs: Runs) -> int:
     return runs[0]["no such key"]
 
@@ -440,6 +443,16 @@ def test_hostile_strings_survive(engine: Path) -> None:
         ran = run(source, engine)
         assert (ran.exit_code, "judgements made: 1" in ran.output) == (0, True), ran.output
     assert run(program("always_broken", trace([say]), title="\\"), engine).exit_code == 1
+
+
+def test_what_a_target_says_does_nothing_to_a_terminal(engine: Path) -> None:
+    text = "\x1b[31m\u202e\n::error::forged\nverdict: conformant"
+    ran = run(program("quoted", trace([saying("echo", text)])), engine)
+    assert ran.exit_code == 1
+    assert r"  observed: \x1b[31m\u202e\n::error::forged\nverdict: conformant" in ran.output.splitlines()
+    assert "\x1b" not in ran.output
+    failed = run(program("mistaken", trace([saying("echo", text)])), engine)
+    assert (failed.exit_code, "KeyError: 'no such key'" in failed.output) == (2, True)
 
 
 def test_same_name_in_two_parts(engine: Path) -> None:

@@ -531,6 +531,7 @@ note: a known deviation of spec.x [Y] no longer breaks
 
 vllm 0.32.0, depth quick, seed 0, baseline vllm-0.32.0
 2 broken, 1 incomplete, 1 known, 1 holds, 2 not-applicable; 41.2 s
+page: out/report.html
 verdict: not conformant
 """
 
@@ -757,3 +758,18 @@ def test_the_report_needs_neither_torch_nor_hypothesis() -> None:
         "sys.exit(bool({'torch', 'hypothesis', 'pytest'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_names_of_laws_are_whole_where_rates_would_break_them() -> None:
+    name = "registry.refusals-survive-O"
+    rows = [
+        Row(name, Level.SAFETY, each.value, each, "f", examples=1000, steps=10**7)
+        for each in (Status.HOLDS, Status.KNOWN, Status.BROKEN)
+    ]
+    for row in rows:
+        row.seconds = row.exploring_seconds = row.driven_seconds = 1.0
+        row.driven_steps = 10**6
+    assert "driven/s" in rendered(result_of(*rows), 200)
+    narrow = rendered(result_of(*rows), 80)
+    assert "driven/s" not in narrow
+    assert any(line.startswith(f"{name} ") for line in narrow.splitlines())

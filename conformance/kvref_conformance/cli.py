@@ -353,7 +353,10 @@ def init(choice: Choice) -> None:
     for path in made.written:
         click.echo(f"written      {path}")
     for path in made.kept:
-        click.echo(f"left as is   {path}")
+        about = f", about {declared.target}" if str(path) == declared.name and declared.target else ""
+        click.echo(f"left as is   {path}{about}")
+    for note in declared.notes:
+        click.echo(f"note         {visible(note)}")
     click.echo(f"badge        {badge()}")
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff:
     """What changed, for two `kvref.report/1` documents."""
-    before, after = _by_subject(old), _by_subject(new)
+    before, after = _by_subject(old, new), _by_subject(new, old)
     changes: list[Change] = []
     for law in dict.fromkeys([*after, *before]):
         changes += _changes(before.get(law, {}), after.get(law, {}))
@@ -137,10 +138,16 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff:
     return Diff(old, new, list(_conditions(old, new)), changes)
 
 
-def _by_subject(report: Mapping[str, Any]) -> dict[tuple[str, str], Rows]:
+def _by_subject(report: Mapping[str, Any], other: Mapping[str, Any]) -> dict[tuple[str, str], Rows]:
+    """The rows of the report that the other was to have as well."""
+    selected = other.get("selected", {})
     found: dict[tuple[str, str], Rows] = {}
     for row in report["laws"]:
-        found.setdefault((row["id"], row["subject"]), {})[row["facet"]] = row
+        law, subject = row["id"], row["subject"]
+        globs = selected.get("subjects", ()) if subject else ()
+        asked = not globs or any(fnmatchcase(subject, glob) for glob in globs)
+        if law in selected.get("laws", [law]) and asked:
+            found.setdefault((law, subject), {})[row["facet"]] = row
     return found
 
 
@@ -198,12 +205,20 @@ def _conditions(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Cond
     told = [
         {f"target {name}": value for name, value in report["target"].items()}
         | {name: report[name] for name in _CONDITIONS}
+        | _selection(report)
         | {f"version of {name}": value for name, value in report["environment"].items()}
         for report in (old, new)
     ]
     for what in dict.fromkeys([*told[1], *told[0]]):
         if told[0].get(what) != told[1].get(what):
             yield Condition(what, told[0].get(what), told[1].get(what))
+
+
+def _selection(report: Mapping[str, Any]) -> dict[str, str]:
+    """What was to be judged, in words: only what both were to judge is compared."""
+    selected = report.get("selected", {})
+    laws = f"{len(selected['laws'])} of them" if "laws" in selected else "all"
+    return {"laws": laws, "subjects": ", ".join(selected.get("subjects", ["all"]))}
 
 
 def document(diff: Diff) -> dict[str, Any]:

@@ -39,7 +39,6 @@ _REFUSED = (
     NoSuchBenchmark,
     CannotPlot,
     UnknownTarget,
-    TargetFailed,
     ProfileError,
     NotJudged,
     CannotMeasure,
@@ -80,6 +79,11 @@ class Group(click.Group):
         try:
             with _ends_in_order():
                 return super().invoke(ctx)
+        except TargetFailed as error:
+            # What the target said is told apart from what we say: it may look like that.
+            first, *more = visible_lines(str(error)).split("\n")
+            click.echo("\n".join([f"kvref: {first}", *(f"  | {line}" for line in more)]), err=True)
+            ctx.exit(EXIT_USAGE)
         except _REFUSED as error:
             click.echo(f"kvref: {visible_lines(str(error))}", err=True)
             ctx.exit(EXIT_USAGE)

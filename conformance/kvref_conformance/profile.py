@@ -17,7 +17,7 @@ from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.profile_file import Problem, ProfileError, Source, find, meant, problems_of, read
 from kvref_conformance.results import Row
 from kvref_conformance.subjects import subjects_of
-from kvref_conformance.targets import UnknownTarget, check_name, without_release
+from kvref_conformance.targets import BUILT_IN, UnknownTarget, check_name, without_release
 from kvref_strategies.workload import Description
 
 __all__ = ["NO_PROFILE", "Gap", "KnownFailure", "Profile", "ProfileError", "choose_profile"]
@@ -266,7 +266,7 @@ def choose_profile(choice: str | None, target: str | None) -> Profile:
             )
         if names:
             return _checked(source.named(names[0]))
-        if choice is not None:
+        if choice is not None or not (":" in (target or "") or without_release(target or "")[0] in BUILT_IN):
             raise ProfileError(f"{path} has profiles for {', '.join(about)}, and none for {target}")
         return Profile(notes=(f"{path} is about {', '.join(about.values())}, and not used",))
     profile = _checked(source)

@@ -62,18 +62,24 @@ def conclude(
             judgements = check(runs)
         except LawBroken as broken:
             print(f"\nBROKEN {law}: {statement}")
-            print(f"  expected: {broken.expected}\n  observed: {broken.observed}")
+            print(f"  expected: {printable(broken.expected)}\n  observed: {printable(broken.observed)}")
             status = 1
         else:
             print(f"\nHOLDS {law}: {statement}\n  judgements made: {judgements}")
             status = 0
     except BaseException:  # SystemExit included: the target's exit code is not ours
-        traceback.print_exc()
+        for line in traceback.format_exc().splitlines():
+            print(printable(line), file=sys.stderr)
         status = 2
     sys.stdout.flush()
     sys.stderr.flush()
     atexit.register(os._exit, status)  # exit handlers of the target must not change the answer
     sys.exit(status)
+
+
+def printable(text: str) -> str:
+    """On one line, with escapes for what would do something to a terminal: the text may be the target's."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def in_short(text: str, width: int = 300) -> str:

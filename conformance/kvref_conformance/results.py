@@ -145,6 +145,8 @@ class Result:
     baseline: str | None
     environment: dict[str, str]
     profile: str | None = None
+    selected: dict[str, list[str]] = field(default_factory=dict)
+    """`laws` by id and globs of `subjects`, if not all were to be judged."""
     elapsed_seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

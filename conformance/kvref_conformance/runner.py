@@ -60,6 +60,12 @@ class Options:
     symbolic: bool = False
     """Whether CrossHair makes examples, too, of workloads for which that makes sense."""
 
+    @property
+    def selected(self) -> dict[str, list[str]]:
+        """What a report says of it."""
+        laws = {"laws": [*self.laws]} if len(self.laws) < len(LAWS) else {}
+        return {**laws, **({"subjects": [*self.subjects]} if self.subjects else {})}
+
     def left_out(self, subject: str) -> bool:
         """Whether it is not among the subjects to be run; what has no subject is never left out."""
         globs = self.subjects
@@ -158,6 +164,7 @@ class Runner:
             baseline=baseline.name,
             environment=description["environment"],
             profile=self._profile.name,
+            selected=options.selected,
             elapsed_seconds=time.monotonic() - started,
             rows=rows,
             notes=[*notes, *(plugin["notes"] if plugin else ())],

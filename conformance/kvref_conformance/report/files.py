@@ -114,6 +114,7 @@ def report_document(result: Result) -> dict[str, Any]:
             "strict": result.strict,
             "baseline": result.baseline,
             "profile": result.profile,
+            **({"selected": result.selected} if result.selected else {}),
             "environment": _sorted(result.environment),
             "elapsed_seconds": round(result.elapsed_seconds, 3),
             "totals": result.totals,

@@ -6,7 +6,7 @@ markup, no control codes, nothing the terminal's encoding cannot say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from rich.text import Text
 from kvref_conformance.laws import LAWS
 from kvref_conformance.laws.core import Law
 from kvref_conformance.report.coverage import by_area, heading, percent, places, remarks
-from kvref_conformance.report.names import COVERAGE, repro_name
+from kvref_conformance.report.names import COVERAGE, PAGE, repro_name
 from kvref_conformance.report.narrate import narrate, remark
 from kvref_conformance.report.text import visible
 from kvref_conformance.results import Level, Result, Row, Status, Verdict
@@ -91,7 +91,7 @@ def render(result: Result, console: Console, directory: Path | None = None) -> N
     if result.notes:
         printer.blank()
     _coverage(result, printer, directory)
-    _totals(result, printer)
+    _totals(result, printer, directory)
 
 
 def render_laws(laws: Sequence[Law], console: Console, verbose: bool = False) -> None:
@@ -128,6 +128,11 @@ class Printer:
     def whole(self, data: str) -> None:
         """A line that is not broken whatever its length, so that it can be copied."""
         self._console.print(self.text(data, limit=5_000), soft_wrap=True)
+
+    def fits(self, table: Table) -> bool:
+        """Whether no cell has to be broken."""
+        wide = self._console.options.update_width(1_000)
+        return self._console.measure(table, options=wide).maximum <= self._console.width
 
     def table(self, table: Table) -> None:
         self._console.print(table)
@@ -169,18 +174,28 @@ def _broken(result: Result, printer: Printer, directory: Path | None) -> None:
 
 
 def _summary(result: Result, printer: Printer) -> None:
-    """One line a law; columns of zeros are left out."""
+    """One line a law; columns of zeros are left out, and rates where they would break the names of laws."""
     laws = _grouped(result.rows, lambda row: row.law)
     if not laws:
         return
+    rates = {"steps/s": _rate}
+    if any(row.driven_steps for row in result.rows):
+        rates["driven/s"] = _driven_rate
+    tables = [_law_table(laws, printer, chosen) for chosen in (rates, {})]
+    printer.table(next((table for table in tables if printer.fits(table)), tables[-1]))
+    if any(row.status in (Status.UNCONFIRMED, Status.INCOMPLETE) for row in result.rows):
+        printer.line("open: unconfirmed or incomplete")
+    printer.blank()
+
+
+def _law_table(
+    laws: dict[str, list[Row]], printer: Printer, rates: Mapping[str, Callable[[list[Row]], str]]
+) -> Table:
     counts = {law: _subjects_by_column(rows) for law, rows in laws.items()}
     shown = [column for column in _COLUMNS if any(count[column] for count in counts.values())]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("law", overflow="fold")
     table.add_column("level", no_wrap=True)
-    rates = {"steps/s": _rate}
-    if any(row.driven_steps for row in result.rows):
-        rates["driven/s"] = _driven_rate
     for column in [*shown, "examples", *rates, "time"]:
         table.add_column(column, justify="right", no_wrap=True)
     for law, rows in laws.items():
@@ -192,10 +207,7 @@ def _summary(result: Result, printer: Printer) -> None:
             *(rate(rows) for rate in rates.values()),
             f"{_once_a_subject(rows, lambda row: row.seconds):.1f}s",
         )
-    printer.table(table)
-    if "open" in shown:
-        printer.line("open: unconfirmed or incomplete")
-    printer.blank()
+    return table
 
 
 def _subjects_by_column(rows: list[Row]) -> dict[str, int]:
@@ -307,7 +319,7 @@ def _table(first: str, *numbers: str) -> Table:
     return table
 
 
-def _totals(result: Result, printer: Printer) -> None:
+def _totals(result: Result, printer: Printer, directory: Path | None) -> None:
     target = result.target
     plugin = f" with {target['plugin']}" if target.get("plugin") else ""
     about = [f"{target['name']} {target['version']}{plugin}", f"depth {result.depth}", f"seed {result.seed}"]
@@ -317,4 +329,6 @@ def _totals(result: Result, printer: Printer) -> None:
     printer.line(", ".join(about))
     totals = ", ".join(f"{count} {status}" for status, count in result.totals.items()) or "no law was run"
     printer.line(f"{totals}; {result.elapsed_seconds:.1f} s")
+    if directory is not None:
+        printer.whole(f"page: {visible(str(directory / PAGE))}")
     printer.line(f"verdict: {result.verdict}", style=VERDICT_STYLES[result.verdict])

@@ -773,3 +773,22 @@ def test_names_of_laws_are_whole_where_rates_would_break_them() -> None:
     narrow = rendered(result_of(*rows), 80)
     assert "driven/s" not in narrow
     assert any(line.startswith(f"{name} ") for line in narrow.splitlines())
+
+
+def test_what_is_accepted_for_one_reason_is_told_once() -> None:
+    def accepted(law: str, facet: str, status: Status, message: str) -> Row:
+        return Row(law, Level.SAFETY, "A", status, facet, message=message)
+
+    rows = [
+        *(accepted("spec.x", facet, Status.KNOWN, "issue 1") for facet in "efgh"),
+        accepted("spec.y", "c", Status.KNOWN, "issue 1"),
+        accepted("spec.y", "d", Status.KNOWN, "issue 2"),
+        accepted("spec.z", "", Status.INHERITED, "stock does"),
+    ]
+    assert rendered(result_of(*rows)).splitlines()[:5] == [
+        "inherited  spec.z [A]  stock does",
+        "",
+        "known  spec.x (4 rows), spec.y [A: c]  issue 1",
+        "known  spec.y [A: d]  issue 2",
+        "",
+    ]

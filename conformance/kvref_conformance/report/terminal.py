@@ -55,7 +55,7 @@ _MOST_PLACES = 12
 """What is shown of unreached lines: files, and places in each."""
 
 _MOST_LAWS = 3
-"""That are named where one reason keeps all of them from being judged."""
+"""That are named where one reason keeps all of them from being judged; rows of a law that break for one."""
 
 _HANG = 4
 _LONGEST_NAME = 80
@@ -77,12 +77,9 @@ def render(result: Result, console: Console, directory: Path | None = None) -> N
         printer.line(Status.INCOMPLETE, style=_STYLES[Status.INCOMPLETE], after=f"  {laws}")
         printer.line(reason, indent=2)
         printer.blank()
-    known = _with(result, Status.KNOWN, Status.INHERITED)
-    for row in known:
-        reason = f"  {row.message}" if row.message else ""
-        printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}{reason}")
-    if known:
-        printer.blank()
+    # What the vendor's own classes do comes first.
+    _accepted(result, printer, Status.INHERITED)
+    _accepted(result, printer, Status.KNOWN)
     _summary(result, printer)
     _not_run(result, printer, Status.DECLARED_GAP, "declared gap: ")
     _not_run(result, printer, Status.NOT_APPLICABLE, "not applicable: ")
@@ -155,6 +152,20 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[R
 def _title(row: Row) -> str:
     law, subject, facet = (visible(name, _LONGEST_NAME) for name in (row.law, row.subject, row.facet))
     return f"{law} [{subject}{': ' + facet if facet else ''}]" if subject else law
+
+
+def _accepted(result: Result, printer: Printer, status: Status) -> None:
+    """What breaks and does not count, each reason told once."""
+    rows = _with(result, status)
+    for reason, group in _grouped(rows, lambda row: row.message).items():
+        names: list[str] = []
+        for law, each in _grouped(group, lambda row: row.law).items():
+            few = len(each) <= _MOST_LAWS
+            names += map(_title, each) if few else [f"{law} ({len(each)} rows)"]
+        told = f"  {reason}" if reason else ""
+        printer.line(status, style=_STYLES[status], after=f"  {', '.join(names)}{told}")
+    if rows:
+        printer.blank()
 
 
 def _broken(result: Result, printer: Printer, directory: Path | None) -> None:

@@ -1,6 +1,6 @@
 """The shadow on memory: how many tokens a second are compared with what they should be.
 
-pytest benchmarks/test_shadow.py --benchmark-enable -n 0 -s
+pytest benchmarks/test_marks.py --benchmark-enable -n 0 -s
 """
 
 import time

@@ -127,27 +127,40 @@ class KVCacheManager:
         Raises:
             InvalidRequestError: the arguments make no sense. Nothing has changed.
         """
-        hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
-        counts = (
-            num_new_tokens,
-            num_new_computed_tokens,
-            num_lookahead_tokens,
-            num_external_computed_tokens,
-            num_encoder_tokens,
+        coordinator, request_id = self.coordinator, request.request_id
+        computing = num_new_tokens > 0 <= num_lookahead_tokens and not (
+            num_new_computed_tokens
+            or new_computed_blocks
+            or num_external_computed_tokens
+            or num_encoder_tokens
+            or full_sequence_must_fit
         )
+        if computing:
+            # Most steps add a token for which there is room in all tables.
+            wanted = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
+            if wanted <= coordinator.settled.get(request_id, 0):
+                return self.empty_kv_cache_blocks
+        hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
         local = request.num_computed_tokens + num_new_computed_tokens
         total = local + num_external_computed_tokens
+        running = coordinator.has_blocks(request_id)
         self._check_hashes(request)
-        reason = self._why_not(request, counts, hits, total)
-        if reason is not None:
-            raise InvalidRequestError(f"request {request.request_id!r}: {reason}")
+        if not (computing and running and total <= self.max_model_len):
+            counts = (
+                num_new_tokens,
+                num_new_computed_tokens,
+                num_lookahead_tokens,
+                num_external_computed_tokens,
+                num_encoder_tokens,
+            )
+            if reason := self._why_not(request, running, counts, hits, total):
+                raise InvalidRequestError(f"request {request_id!r}: {reason}")
         main_model = min(total + num_new_tokens, self.max_model_len)
         slots = Slots(
             min(main_model + num_lookahead_tokens, self.max_model_len), main_model, num_encoder_tokens
         )
-        coordinator, request_id = self.coordinator, request.request_id
         # Whose tokens were all loaded computes the last one again, for its output.
-        resume = total if coordinator.has_blocks(request_id) else min(total, request.num_tokens - 1)
+        resume = total if running else min(total, request.num_tokens - 1)
         if full_sequence_must_fit:
             whole = max(main_model, min(request.num_tokens, self.max_model_len))
             everything = Slots(whole, whole, num_encoder_tokens)
@@ -161,6 +174,7 @@ class KVCacheManager:
         added = coordinator.allocate(request_id, slots, hits, resume)
         if not delay_cache_blocks:
             coordinator.cache_blocks(request, min(main_model, request.num_tokens))
+        coordinator.settle(request_id, slots.num_tokens)
         return KVCacheBlocks(added)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
@@ -213,7 +227,7 @@ class KVCacheManager:
 
     def new_step_starts(self) -> None:
         """To be called once before each step: what earlier ones were given has been computed by then."""
-        self.coordinator.new_step_starts()
+        self.block_pool.keyed_this_step.clear()
 
     def _check_hashes(self, request: Request) -> None:
         hasher = request.block_hasher
@@ -225,19 +239,23 @@ class KVCacheManager:
             )
 
     def _why_not(
-        self, request: Request, counts: Sequence[int], hits: Sequence[Sequence[int]], total: int
+        self,
+        request: Request,
+        running: bool,
+        counts: Sequence[int],
+        hits: Sequence[Sequence[int]],
+        total: int,
     ) -> str | None:
         """What is wrong with the arguments of `allocate_slots`, if anything."""
         new, computed, _, external, _ = counts
-        managers = self.coordinator.single_type_managers
-        running = self.coordinator.has_blocks(request.request_id)
-        adopting = computed or external or any(hits)
         if min(counts) < 0:
             return f"numbers of tokens must be at least 0, not {counts}"
         if not (new or computed or external):
             return "there are no new tokens, and no computed ones to adopt"
         if total > self.max_model_len:
             return f"it has {total} computed tokens, but max_model_len is {self.max_model_len}"
+        managers = self.coordinator.single_type_managers
+        adopting = computed or external or any(hits)
         if managers and not running and request.num_computed_tokens:
             return f"it has no blocks, so that num_computed_tokens cannot be {request.num_computed_tokens}"
         if not adopting:

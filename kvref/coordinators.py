@@ -92,6 +92,11 @@ class KVCacheCoordinator:
                     "prefix caching off for this model"
                 )
 
+        self.max_model_len = limits.max_model_len
+        self._smallest_block_size = min((group.kv_cache_spec.block_size for group in groups), default=1)
+        self.settled: dict[str, int] = {}
+        """Up to how many tokens a request can go on without any change to its tables and keys."""
+
     def has_blocks(self, request_id: str) -> bool:
         """Whether the request has tables, be they empty."""
         managers = self.single_type_managers
@@ -110,12 +115,12 @@ class KVCacheCoordinator:
         apply_admission_cap: bool = False,
     ) -> int:
         """How many blocks the pool will have fewer after this allocation; see the managers."""
-        return sum(
-            manager.get_num_blocks_to_allocate(
+        needed = 0
+        for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
+            needed += manager.get_num_blocks_to_allocate(
                 request_id, slots, hit, total_computed_tokens, apply_admission_cap
             )
-            for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True)
-        )
+        return needed
 
     def allocate(
         self,
@@ -132,8 +137,10 @@ class KVCacheCoordinator:
             for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
                 manager.add_local_computed_blocks(request_id, hit, total_computed_tokens)
         return tuple(
-            manager.allocate_new_blocks(request_id, slots, total_computed_tokens)
-            for manager in self.single_type_managers
+            [
+                manager.allocate_new_blocks(request_id, slots, total_computed_tokens)
+                for manager in self.single_type_managers
+            ]
         )
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
@@ -148,13 +155,21 @@ class KVCacheCoordinator:
         for manager in self.single_type_managers:
             manager.take_back_keys(request_id, num_computed_tokens)
 
+    def settle(self, request_id: str, num_tokens: int) -> None:
+        """Note how far a request, which has places for so many tokens, can go on without any change."""
+        size = self._smallest_block_size
+        last = min(num_tokens - num_tokens % size + size - 1, self.max_model_len)
+        slots = Slots(last, last)
+        for manager in self.single_type_managers:
+            if not manager.is_settled(request_id, slots):
+                last = 0
+                break
+        self.settled[request_id] = last
+
     def free(self, request_id: str) -> None:
+        self.settled.pop(request_id, None)
         for manager in self.single_type_managers:
             manager.free(request_id)
-
-    def new_step_starts(self) -> None:
-        for manager in self.single_type_managers:
-            manager.new_step_starts()
 
     def find_longest_cache_hit(
         self, block_hashes: Sequence[bytes], max_cache_hit_length: int

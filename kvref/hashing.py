@@ -151,7 +151,7 @@ class BlockHasher:
         if min(tokens) < 0:
             raise InvalidRequestError(f"{min(tokens)} is no token id")
         starts = range(0, len(tokens), size)
-        extra = dict.fromkeys(starts, b"")
+        extra: dict[int, bytes] = {}
         if content.multimodal_items or content.embeddings:
             for start in starts:
                 block = tokens[start : start + size]
@@ -159,9 +159,11 @@ class BlockHasher:
                 tokens[start : start + size] = block
         encoded = _tokens(tokens)
         parent = block_hashes[-1] if block_hashes else self._root(content)
+        tokens_field = _head(b"t", size * _TOKEN_BYTES)
         for start in starts:
             own = encoded[start * _TOKEN_BYTES : (start + size) * _TOKEN_BYTES]
-            parent = self._function(_field(b"p", parent) + _field(b"t", own) + extra[start])
+            fields = _field(b"p", parent) + tokens_field + own
+            parent = self._function(fields + extra[start] if extra else fields)
             block_hashes.append(parent)
 
     def _root(self, content: Content) -> bytes:
@@ -195,7 +197,11 @@ _REPLACED = -1
 
 
 def _field(tag: bytes, content: bytes) -> bytes:
-    return tag + len(content).to_bytes(8, "little") + content
+    return _head(tag, len(content)) + content
+
+
+def _head(tag: bytes, length: int) -> bytes:
+    return tag + length.to_bytes(8, "little")
 
 
 def _tokens(token_ids: Sequence[int]) -> bytes:

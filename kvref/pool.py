@@ -10,15 +10,16 @@ Free blocks are reused in this order: those without keys first, the last freed b
 those with keys, the first freed before later ones. So a request that frees its blocks from the last to the
 first loses its end before its beginning.
 
-Free blocks without keys are a stack. Those with keys are doubly linked through two lists of numbers, with the
-null block as both ends: they can leave the line anywhere, and Python has nothing faster for that.
+Free blocks without keys are a stack, under which are those that were never used: these are no more than two
+numbers. Those with keys are an ordered dictionary, since they can leave their line anywhere. All that is done
+for each block is done by C code or in a loop that looks at one list.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from operator import length_hint
 
 from kvref.errors import BlockError, PoolExhaustedError
@@ -28,6 +29,11 @@ from kvref.hashing import HashedTokens
 __all__ = ["NULL_BLOCK", "BlockPool", "Key"]
 
 NULL_BLOCK = 0
+
+_HELD_ONCE, _KEYED = 2, 1
+"""What a reference and what keys count in `BlockPool._holds`, so that one look tells of both."""
+_USED_TOGETHER = 1024
+"""Blocks that are used for the first time at once, since that is quicker than one by one."""
 
 Key = tuple[bytes, int]
 """Hash of the content up to the end of a block, and the group whose content it is."""
@@ -64,26 +70,34 @@ class BlockPool:
         self.enable_caching = enable_caching
         self.hash_block_size = hash_block_size
         self.enable_kv_cache_events = enable_kv_cache_events
-        self._unkeyed = list(range(num_gpu_blocks - 1, NULL_BLOCK, -1))
-        """Free blocks without keys, the next to be reused at the end."""
-        self._num_keyed = 0
-        """Free blocks with keys, which are linked."""
-        self._next = [NULL_BLOCK] * num_gpu_blocks
-        self._previous = [NULL_BLOCK] * num_gpu_blocks
-        self._ref_cnts = [0] * num_gpu_blocks
+        self._unkeyed: list[int] = []
+        """Free blocks that have been used and have no keys, the next to be reused at the end."""
+        self._unused = NULL_BLOCK + 1
+        """From this one on no block was ever used."""
+        self._keyed = OrderedDict[int, None]()
+        """Free blocks with keys, the next to be reused in front."""
+        self._holds = [0] * num_gpu_blocks
+        """For each block twice the number of references, and one more if it has keys."""
         self._pins = Counter[int]()
         self._reserved: set[int] = set()
-        self._keys: list[tuple[Key, ...]] = [()] * num_gpu_blocks
+        self._hashes = [b""] * num_gpu_blocks
+        """For each block the hash of its first key, or of the one that it had."""
+        self._groups = [0] * num_gpu_blocks
+        """The group of that key."""
+        self._more_keys: dict[int, tuple[Key, ...]] = {}
+        """The other keys of the blocks that have several."""
         self._index: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
         """For each group, the block that is served for a hash: the first of those that have the key."""
         self._others: dict[Key, dict[int, None]] = {}
         """The other blocks of a key that has several, in the order in which they got it."""
+        self.keyed_this_step = set[int]()
+        """Blocks that have got a key since the step began; some may have lost it again."""
         self._events: list[KVCacheEvent] = []
 
     # What there is.
 
     def get_num_free_blocks(self) -> int:
-        return len(self._unkeyed) + self._num_keyed
+        return len(self._unkeyed) + self.num_gpu_blocks - self._unused + len(self._keyed)
 
     @property
     def num_usable_blocks(self) -> int:
@@ -97,24 +111,19 @@ class BlockPool:
 
     def get_all_free_blocks(self) -> list[int]:
         """All free blocks in the order of their reuse. Takes time in proportion to their number."""
-        free = self._unkeyed[::-1]
-        block = self._next[NULL_BLOCK]
-        while block:
-            free.append(block)
-            block = self._next[block]
-        return free
+        return [*reversed(self._unkeyed), *range(self._unused, self.num_gpu_blocks), *self._keyed]
 
     def get_ref_cnt(self, block: int) -> int:
         """How often a block is held, pins included; 0 for a free one and for the null block."""
         self._check_known((block,))
-        return self._ref_cnts[block]
+        return self._holds[block] >> 1
 
     def count_references(self, blocks: Iterable[int], references: int) -> int:
         """How many of these blocks, null ones aside, are held exactly so often."""
         blocks = list(blocks)
         self._check_known(blocks)
-        ref_cnts = self._ref_cnts
-        return sum(1 for block in blocks if block and ref_cnts[block] == references)
+        holds = self._holds
+        return [holds[block] >> 1 for block in blocks if block].count(references)
 
     def get_num_pins(self, block: int) -> int:
         """How many of the references to a block are pins."""
@@ -123,7 +132,9 @@ class BlockPool:
     def get_keys(self, block: int) -> tuple[Key, ...]:
         """The keys of a block, in the order in which it got them."""
         self._check_known((block,))
-        return self._keys[block]
+        if not self._holds[block] & _KEYED:
+            return ()
+        return (self._hashes[block], self._groups[block]), *self._more_keys.get(block, ())
 
     # Taking and giving back.
 
@@ -135,30 +146,41 @@ class BlockPool:
             BlockError: a negative number.
         """
         unkeyed = self._unkeyed
+        if num_blocks > len(unkeyed) and self._unused < self.num_gpu_blocks:
+            self._use_more(num_blocks)
+        if num_blocks == 1 and (unkeyed or self._keyed):
+            # What every request asks for again and again.
+            block = unkeyed.pop() if unkeyed else self._keyed.popitem(False)[0]
+            if self._holds[block]:
+                if self._others or self._more_keys or self.enable_kv_cache_events:
+                    self._drop_keys((block,))
+                else:
+                    del self._index[self._groups[block]][self._hashes[block]]
+            self._holds[block] = _HELD_ONCE
+            return [block]
         if 0 < num_blocks <= len(unkeyed):
-            taken = unkeyed[-num_blocks:]
+            taken = unkeyed[: -num_blocks - 1 : -1]
             del unkeyed[-num_blocks:]
-            taken.reverse()
         else:
             taken = self._take_keyed_too(num_blocks)
-        ref_cnts = self._ref_cnts
+        holds = self._holds
         for block in taken:
-            ref_cnts[block] = 1
+            holds[block] = _HELD_ONCE
         return taken
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Hold blocks once more, and take those that were free out of the line for reuse."""
         blocks = list(blocks)
         self._check_known(blocks)
-        ref_cnts = self._ref_cnts
+        holds = self._holds
         for block in blocks:
             if block:
-                if not ref_cnts[block]:
-                    if self._keys[block]:
-                        self._unlink(block)
-                    else:
-                        self._unkeyed.remove(block)  # slow, but nobody looks for a block without content
-                ref_cnts[block] += 1
+                held = holds[block]
+                if held == _KEYED:
+                    del self._keyed[block]
+                elif not held:
+                    self._take_out(block)
+                holds[block] = held + _HELD_ONCE
 
     def free_blocks(self, ordered_blocks: Iterable[int]) -> None:
         """Give up one reference to each block; null blocks are passed over.
@@ -172,35 +194,30 @@ class BlockPool:
         blocks = [*ordered_blocks]
         if self._pins:
             self._check_not_pinned(blocks)
-        ref_cnts, keys = self._ref_cnts, self._keys
-        unkeyed: list[int] = []
-        keyed: list[int] = []
-        remaining = iter(blocks)
+        if not blocks:
+            return
+        # Mostly all of them are held once, and either all have keys or none has.
+        holds, remaining, held = self._holds, iter(blocks), 0
         try:
-            for block in remaining:
-                if block > 0:
-                    ref_cnt = ref_cnts[block] - 1
-                    if ref_cnt > 0:
-                        ref_cnts[block] = ref_cnt
-                    elif ref_cnt == 0:
-                        ref_cnts[block] = 0
-                        (keyed if keys[block] else unkeyed).append(block)
+            held = holds[blocks[0]]
+            left = held - _HELD_ONCE
+            if 0 <= left <= _KEYED:
+                for block in remaining:
+                    if holds[block] != held or block < 0:
+                        break
+                    holds[block] = left
+                else:
+                    if left:
+                        self._line_up(blocks)
                     else:
-                        raise BlockError(f"block {block} is freed more often than it is held")
-                elif block < 0:
-                    raise IndexError
-        except (BlockError, IndexError, TypeError) as error:
-            for done in blocks[: len(blocks) - length_hint(remaining) - 1]:
-                if done:
-                    ref_cnts[done] += 1
-            if isinstance(error, IndexError):
-                self._check_known(blocks)
-            raise
-        if unkeyed:
-            unkeyed.reverse()
-            self._unkeyed += unkeyed
-        if keyed:
-            self._link(keyed)
+                        blocks.reverse()
+                        self._unkeyed += blocks
+                    return
+        except (IndexError, TypeError):
+            pass
+        for block in blocks[: -length_hint(remaining) - 1]:
+            holds[block] = held
+        self._free_mixed(blocks)
 
     def pin(self, blocks: Iterable[int]) -> None:
         """Hold blocks for something other than a request's table, a copy in progress for instance."""
@@ -246,9 +263,12 @@ class BlockPool:
 
     def have_keys(self, blocks: Sequence[int], hashes: Sequence[bytes], kv_cache_group_id: int) -> bool:
         """Whether each block has the key of the hash with it. False unless there are as many of both."""
+        if [*map(self._index[kv_cache_group_id].get, hashes)] == [*blocks]:
+            return True
+        # They may have it, and another block be served for the hash.
         self._check_known(blocks)
         pairs = zip_longest(blocks, hashes, fillvalue=NULL_BLOCK)
-        return all((block_hash, kv_cache_group_id) in self._keys[block] for block, block_hash in pairs)
+        return all((block_hash, kv_cache_group_id) in self.get_keys(block) for block, block_hash in pairs)
 
     def get_index(self, kv_cache_group_id: int) -> dict[bytes, int]:
         """The block that is served for each hash of a group: for look-ups in loops, and not to be changed."""
@@ -288,7 +308,7 @@ class BlockPool:
                 f"cannot give keys to blocks {num_cached_blocks} and later, of block_size {block_size}, with "
                 f"hash_block_size {self.hash_block_size}"
             )
-        wanted = list(blocks[num_cached_blocks:num_full_blocks])
+        wanted = blocks[num_cached_blocks:num_full_blocks]
         hashes = request.block_hashes[(num_cached_blocks + 1) * step - 1 : num_full_blocks * step : step]
         mask = [True] * len(wanted) if block_mask is None else block_mask
         if not len(wanted) == len(hashes) == len(mask) == num_full_blocks - num_cached_blocks:
@@ -298,13 +318,25 @@ class BlockPool:
                 f"{self.hash_block_size} tokens, and the mask {len(mask)} entries"
             )
         self._check_known(wanted)
-        chosen = [place for place, block in enumerate(wanted) if block and mask[place]]
+        holds, index = self._holds, self._index[kv_cache_group_id]
+        chosen: list[int] = []
+        for place, block in enumerate(wanted):
+            if block and mask[place]:
+                if holds[block] < _HELD_ONCE:
+                    raise BlockError(f"block {block} is free and cannot get a key")
+                chosen.append(place)
+        stored: list[int] = []
         for place in chosen:
-            if not self._ref_cnts[wanted[place]]:
-                raise BlockError(f"block {wanted[place]} is free and cannot get a key")
-        stored = [
-            place for place in chosen if self._add_key(wanted[place], (hashes[place], kv_cache_group_id))
-        ]
+            block, block_hash = wanted[place], hashes[place]
+            self.keyed_this_step.add(block)
+            if holds[block] & _KEYED or block_hash in index:
+                if not self._add_key_too(block, (block_hash, kv_cache_group_id)):
+                    continue
+            else:
+                self._hashes[block], self._groups[block] = block_hash, kv_cache_group_id
+                holds[block] += _KEYED
+                index[block_hash] = block
+            stored.append(place)
         if self.enable_kv_cache_events:
             for run in _runs(stored):
                 start = num_cached_blocks + run.start
@@ -323,14 +355,15 @@ class BlockPool:
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Take all keys from blocks. Who holds one keeps it; a free one is reused before those with keys."""
-        blocks = [block for block in dict.fromkeys(block_ids) if block]
+        blocks = list(dict.fromkeys(block_ids))
         self._check_known(blocks)
+        holds = self._holds
+        blocks = [block for block in blocks if holds[block] & _KEYED]
+        self._drop_keys(blocks)
         for block in blocks:
-            if self._keys[block]:
-                self._drop_keys(block)
-                if not self._ref_cnts[block]:
-                    self._unlink(block)
-                    self._unkeyed.append(block)
+            if not holds[block]:
+                del self._keyed[block]
+                self._unkeyed.append(block)
 
     def reset_prefix_cache(self) -> bool:
         """Take all keys from all blocks, unless a request or a pin holds a block.
@@ -340,11 +373,11 @@ class BlockPool:
         """
         if self.get_num_free_blocks() != self.num_usable_blocks:
             return False
-        free = self.get_all_free_blocks()
-        free.reverse()
-        self._unkeyed = free
-        self._num_keyed = self._next[NULL_BLOCK] = self._previous[NULL_BLOCK] = 0
-        self._keys = [()] * self.num_gpu_blocks
+        self._unkeyed = self.get_all_free_blocks()[::-1]
+        self._unused = self.num_gpu_blocks
+        self._keyed.clear()
+        self._holds = [held & ~_KEYED for held in self._holds]
+        self._more_keys.clear()
         self._index.clear()
         self._others.clear()
         if self.enable_kv_cache_events:
@@ -356,84 +389,122 @@ class BlockPool:
         events, self._events = self._events, []
         return events
 
-    def _add_key(self, block: int, key: Key) -> bool:
-        """Give a key to a block. Returns whether nothing was served for it before."""
-        if key in self._keys[block]:
-            return False
-        self._keys[block] += (key,)
+    def _add_key_too(self, block: int, key: Key) -> bool:
+        """Give a block a key that another one has, or one more. Returns whether nothing was served for it."""
         block_hash, group = key
+        if key in self.get_keys(block):
+            return False
+        if self._holds[block] & _KEYED:
+            self._more_keys[block] = (*self._more_keys.get(block, ()), key)
+        else:
+            self._hashes[block], self._groups[block] = key
+            self._holds[block] += _KEYED
         if self._index[group].setdefault(block_hash, block) == block:
             return True
         self._others.setdefault(key, {})[block] = None
         return False
 
-    def _drop_keys(self, block: int) -> None:
-        for key in self._keys[block]:
-            block_hash, group = key
-            index = self._index[group]
-            others = self._others.get(key)
-            if others is None:
-                del index[block_hash]
-                if self.enable_kv_cache_events:
-                    self._events.append(BlockRemoved((block_hash,), group))
-                continue
-            leaving = block
-            if index[block_hash] == block:
-                index[block_hash] = leaving = next(iter(others))
-            del others[leaving]
-            if not others:
-                del self._others[key]
-        self._keys[block] = ()
+    def _drop_keys(self, blocks: Iterable[int]) -> None:
+        """Take all keys from blocks that have some."""
+        index, groups, hashes, holds = self._index, self._groups, self._hashes, self._holds
+        usual = not (self._others or self._more_keys or self.enable_kv_cache_events)
+        for block in blocks:
+            if usual:
+                del index[groups[block]][hashes[block]]
+            else:
+                for key in self.get_keys(block):
+                    self._drop_key(block, key)
+                self._more_keys.pop(block, None)
+            holds[block] -= _KEYED
 
-    # The free blocks with keys, and checks.
+    def _drop_key(self, block: int, key: Key) -> None:
+        block_hash, group = key
+        index = self._index[group]
+        others = self._others.get(key)
+        if others is None:
+            del index[block_hash]
+            if self.enable_kv_cache_events:
+                self._events.append(BlockRemoved((block_hash,), group))
+            return
+        leaving = block
+        if index[block_hash] == block:
+            index[block_hash] = leaving = next(iter(others))
+        del others[leaving]
+        if not others:
+            del self._others[key]
+
+    # Free blocks, and checks.
+
+    def _use_more(self, num_blocks: int) -> None:
+        """Put blocks that were never used under those without keys, so many that these are enough."""
+        stop = min(self._unused + max(num_blocks, _USED_TOGETHER), self.num_gpu_blocks)
+        self._unkeyed[:0] = range(stop - 1, self._unused - 1, -1)
+        self._unused = stop
 
     def _take_keyed_too(self, num_blocks: int) -> list[int]:
-        if num_blocks > self.get_num_free_blocks():
+        """As many as wanted, when those without keys are too few."""
+        unkeyed, keyed = self._unkeyed, self._keyed
+        num_keyed = num_blocks - len(unkeyed)
+        if num_keyed > len(keyed):
             raise PoolExhaustedError(f"{num_blocks} blocks wanted, {self.get_num_free_blocks()} free")
         if num_blocks < 1:
             if num_blocks:
                 raise BlockError(f"cannot take {num_blocks} blocks")
             return []
-        taken = self._unkeyed[::-1]
-        self._unkeyed.clear()
-        for _ in range(num_blocks - len(taken)):
-            block = self._next[NULL_BLOCK]
-            self._unlink(block)
-            self._drop_keys(block)
-            taken.append(block)
+        evicted = [*islice(keyed, num_keyed)]
+        for block in evicted:
+            del keyed[block]
+        self._drop_keys(evicted)
+        taken = unkeyed[::-1] + evicted
+        unkeyed.clear()
         return taken
 
-    def _unlink(self, block: int) -> None:
-        before, behind = self._previous[block], self._next[block]
-        self._next[before] = behind
-        self._previous[behind] = before
-        self._num_keyed -= 1
+    def _free_mixed(self, blocks: Sequence[int]) -> None:
+        """As `free_blocks`, whatever they are."""
+        self._check_known(blocks)
+        holds = self._holds
+        unkeyed: list[int] = []
+        keyed: list[int] = []
+        for place, block in enumerate(blocks):
+            if block:
+                held = holds[block] - _HELD_ONCE
+                if held < 0:
+                    for done in filter(None, blocks[:place]):
+                        holds[done] += _HELD_ONCE
+                    raise BlockError(f"block {block} is freed more often than it is held")
+                holds[block] = held
+                if held <= _KEYED:
+                    (keyed if held else unkeyed).append(block)
+        unkeyed.reverse()
+        self._unkeyed += unkeyed
+        self._line_up(keyed)
 
-    def _link(self, blocks: Sequence[int]) -> None:
-        """Put blocks at the end of the line."""
-        following, previous = self._next, self._previous
-        last = previous[NULL_BLOCK]
+    def _line_up(self, blocks: Iterable[int]) -> None:
+        """Put free blocks with keys at the end of their line."""
+        line = self._keyed
         for block in blocks:
-            following[last] = block
-            previous[block] = last
-            last = block
-        following[last] = NULL_BLOCK
-        previous[NULL_BLOCK] = last
-        self._num_keyed += len(blocks)
+            line[block] = None
+
+    def _take_out(self, block: int) -> None:
+        """Take a block without keys out of its line. Slow, but nobody looks for a block without content."""
+        if block >= self._unused:
+            self._use_more(self.num_gpu_blocks)
+        self._unkeyed.remove(block)
 
     def _check_known(self, blocks: Sequence[int]) -> None:
-        if blocks and not (min(blocks) >= 0 and max(blocks) < self.num_gpu_blocks):
-            foreign = [block for block in blocks if not 0 <= block < self.num_gpu_blocks]
-            raise BlockError(
-                f"{foreign} are no blocks of this pool, which has 0 to {self.num_gpu_blocks - 1}"
-            )
+        stop = self.num_gpu_blocks
+        for block in blocks:
+            if not 0 <= block < stop:
+                foreign = [block for block in blocks if not 0 <= block < stop]
+                raise BlockError(f"{foreign} are no blocks of this pool, which has 0 to {stop - 1}")
 
     def _check_not_pinned(self, blocks: Sequence[int]) -> None:
         self._check_known(blocks)
         for block, times in Counter(blocks).items():
-            if block and times > self._ref_cnts[block] - self._pins[block]:
+            held = self._holds[block] >> 1
+            if block and times > held - self._pins[block]:
                 raise BlockError(
-                    f"block {block} is freed {times} times, but held {self._ref_cnts[block]} times of which "
+                    f"block {block} is freed {times} times, but held {held} times of which "
                     f"{self._pins[block]} are pins"
                 )
 

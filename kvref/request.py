@@ -68,9 +68,13 @@ class Request:
 
     def append_output_token_ids(self, token_ids: int | Iterable[int]) -> None:
         """Add tokens that are certain, and the hashes of the blocks that they fill."""
-        new = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        if new and min(new) < 0:
-            raise InvalidRequestError(f"request {self.request_id!r}: {min(new)} is no token id")
-        self.all_token_ids += new
-        if self.block_hasher is not None:
-            self.block_hasher.extend(self.block_hashes, self)
+        tokens, hasher = self.all_token_ids, self.block_hasher
+        if isinstance(token_ids, int) and token_ids >= 0:
+            tokens.append(token_ids)
+        else:
+            new = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+            if new and min(new) < 0:
+                raise InvalidRequestError(f"request {self.request_id!r}: {min(new)} is no token id")
+            tokens += new
+        if hasher is not None and len(tokens) >= (len(self.block_hashes) + 1) * hasher.hash_block_size:
+            hasher.extend(self.block_hashes, self)

@@ -432,14 +432,14 @@ def test_the_reference_does_what_the_protocol_says() -> None:
     assert ask("state")["found"] == {}
 
 
-def test_the_probe_comes_back_from_a_ring() -> None:
+def test_the_probe_tells_what_is_free_twice() -> None:
     target = ReferenceTarget()
     made = {"num_blocks": 4, "enable_caching": True, "block_size": 2, "hash_block_size": 2}
     perform(target, "pool.create", made)
     told = perform(target, "pool.state", {})["value"]
     assert disorder_in(create(), told) == ""
-    CURRENT.pool._next[:2] = [1, 1]
-    assert disorder_in(create(), perform(target, "pool.state", {})["value"]) == "counter"
+    CURRENT.pool._unkeyed.append(1)
+    assert disorder_in(create(), perform(target, "pool.state", {})["value"]) == "twice"
 
 
 def disorder_in(created: Event, told: dict[str, Any]) -> str:

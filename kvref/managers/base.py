@@ -84,8 +84,8 @@ class SingleTypeKVCacheManager:
         self._num_nulled: dict[str, int] = {}
         """How many blocks at the beginning of a request's table are null."""
         self._new_block_ids: dict[int, None] = {}
-        self._keyed_this_step: dict[str, int] = {}
-        """From which place on blocks of a request's table have got their keys since the step began."""
+        self._useful: list[bool] = []
+        """What `_is_useful` says of the first places, as far as any table has come."""
 
     # The rules of the kind.
 
@@ -102,7 +102,7 @@ class SingleTypeKVCacheManager:
 
     def table_length(self, slots: Slots) -> int:
         """How many blocks a table has, null ones included, that has places for these tokens."""
-        return _cdiv(slots.num_tokens, self.block_size)
+        return -(-slots.num_tokens // self.block_size)
 
     def max_blocks(self, limits: MemoryLimits) -> int | None:
         """The most blocks that one request ever holds, null ones not counted; None if all of its tokens."""
@@ -171,6 +171,20 @@ class SingleTypeKVCacheManager:
         self._append_new(table, self.table_length(slots) - old_length)
         return table[old_length:]
 
+    def is_settled(self, request_id: str, slots: Slots) -> bool:
+        """Whether a request can go on up to so many tokens without any change to its table or keys.
+
+        No is always right: whoever overrides what happens to a table answers so, unless it is sure.
+        """
+        num_tokens = slots.num_tokens
+        num_cached = self.num_cached_block[request_id]
+        return (
+            self.table_length(slots) <= len(self.req_to_blocks[request_id])
+            and (num_tokens // self.block_size <= num_cached or self._num_to_cache(num_tokens) <= num_cached)
+            # One of them at least is yet to be computed.
+            and self._num_skipped_blocks(num_tokens - 1) <= self._num_nulled[request_id]
+        )
+
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
         """Free the blocks that no token will need again, the last first; the table has null blocks instead.
 
@@ -191,7 +205,6 @@ class SingleTypeKVCacheManager:
         """Forget a request. Returns its table, of which the caller frees the blocks, the last first."""
         self.num_cached_block.pop(request_id, None)
         self._num_nulled.pop(request_id, None)
-        self._keyed_this_step.pop(request_id, None)
         return self.req_to_blocks.pop(request_id, [])
 
     def take_back_keys(self, request_id: str, num_computed_tokens: int) -> None:
@@ -203,11 +216,9 @@ class SingleTypeKVCacheManager:
         Args:
             num_computed_tokens: tokens computed, or handed over to be computed.
         """
-        start = self._keyed_this_step.get(request_id)
-        if start is not None:
-            first = max(start, num_computed_tokens // self.block_size)
-            keyed = self.num_cached_block[request_id]
-            self.block_pool.evict_blocks(self.req_to_blocks[request_id][first:keyed])
+        places = slice(num_computed_tokens // self.block_size, self.num_cached_block.get(request_id, 0))
+        table, keyed = self.req_to_blocks.get(request_id, ()), self.block_pool.keyed_this_step
+        self.block_pool.evict_blocks([block for block in table[places] if block in keyed])
 
     def free(self, request_id: str) -> None:
         """Forget a request and free its blocks. Does nothing for one that has none."""
@@ -217,10 +228,6 @@ class SingleTypeKVCacheManager:
         """The blocks taken from the pool since the last call, each once."""
         ids, self._new_block_ids = self._new_block_ids, {}
         return list(ids)
-
-    def new_step_starts(self) -> None:
-        """What was allocated up to now has been computed when anything allocated from now on is."""
-        self._keyed_this_step.clear()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
         """How many blocks at the beginning of a request's table begin all other tables, too."""
@@ -237,14 +244,14 @@ class SingleTypeKVCacheManager:
         place of useful ones.
         """
         start = self.num_cached_block[request.request_id]
-        if not self.enable_caching or start >= num_tokens // self.block_size:
+        if start >= num_tokens // self.block_size:
             return
-        aligned = self._aligned(num_tokens)
-        full = min(num_tokens, aligned + self._num_blocks_ahead * self.block_size) // self.block_size
-        # Where there is no hit yet, there is none to look ahead from.
-        if not aligned or start >= full:
+        full = self._num_to_cache(num_tokens)
+        if start >= full:
             return
-        self._keyed_this_step.setdefault(request.request_id, start)
+        useful = self._useful
+        if len(useful) < full:
+            useful += map(self._is_useful, range(len(useful), full))
         self.block_pool.cache_full_blocks(
             request,
             self.req_to_blocks[request.request_id],
@@ -252,7 +259,7 @@ class SingleTypeKVCacheManager:
             full,
             self.block_size,
             self.kv_cache_group_id,
-            [self._is_useful(place) for place in range(start, full)],
+            useful[start:full],
             kind=type(self.kv_cache_spec).__name__,
         )
         self.num_cached_block[request.request_id] = full
@@ -315,6 +322,14 @@ class SingleTypeKVCacheManager:
         """How many blocks `allocate_new_blocks` takes for a table of length `start`."""
         return max(0, self.table_length(slots) - start)
 
+    def _num_to_cache(self, num_tokens: int) -> int:
+        """How many blocks of a table are considered for keys by the time that so many tokens are certain."""
+        aligned = num_tokens - num_tokens % self.scheduler_block_size
+        # Where there is no hit yet, there is none to look ahead from.
+        if not self.enable_caching or not aligned:
+            return 0
+        return min(num_tokens, aligned + self._num_blocks_ahead * self.block_size) // self.block_size
+
     def _is_useful(self, place: int) -> bool:
         """Whether a hit can need the block there: if any, then the shortest that reaches or looks so far."""
         if self.prefix_closed:
@@ -326,8 +341,5 @@ class SingleTypeKVCacheManager:
         if num_blocks > 0:
             taken = self.block_pool.get_new_blocks(num_blocks)
             table += taken
-            self._new_block_ids.update(dict.fromkeys(taken))
-
-
-def _cdiv(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
+            for block in taken:
+                self._new_block_ids[block] = None

@@ -27,5 +27,5 @@ class FullAttentionManager(SingleTypeKVCacheManager):
         index = self.block_pool.get_index(self.kv_cache_group_id)
         ahead = self._num_blocks_ahead
         candidates = self._hashes(block_hashes)[: max_length // self.block_size + ahead]
-        cached = sum(1 for _ in takewhile(index.__contains__, candidates))
+        cached = len([*takewhile(index.__contains__, candidates)])
         return max(0, self._aligned(min(max_length, (cached - ahead) * self.block_size)))

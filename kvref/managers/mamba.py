@@ -87,6 +87,9 @@ class MambaManager(SingleTypeKVCacheManager):
             self._append_new(table, length - len(table))
         return table[old_length:]
 
+    def is_settled(self, request_id: str, slots: Slots) -> bool:
+        return False
+
     def _num_new_blocks(self, request_id: str, slots: Slots, start: int, total_computed_tokens: int) -> int:
         missing = super()._num_new_blocks(request_id, slots, start, total_computed_tokens)
         if self.mamba_cache_mode != "align":
@@ -114,11 +117,8 @@ class MambaManager(SingleTypeKVCacheManager):
         super().cache_blocks(request, num_tokens)
 
     def _is_being_written(self, block: int) -> bool:
-        """Whether a request has the block, which has got its key since the step began."""
-        return any(
-            block in self.req_to_blocks[name][start : self.num_cached_block[name]]
-            for name, start in self._keyed_this_step.items()
-        )
+        """Whether the block has got its key since the step began."""
+        return block in self.block_pool.keyed_this_step
 
     @property
     def _num_blocks_ahead(self) -> int:

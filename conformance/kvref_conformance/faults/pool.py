@@ -9,23 +9,29 @@ from kvref.pool import BlockPool
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
+_evict_blocks = BlockPool.evict_blocks
 _get_new_blocks = BlockPool.get_new_blocks
+_get_num_free_blocks = BlockPool.get_num_free_blocks
 _touch = BlockPool.touch
 _cache_full_blocks = BlockPool.cache_full_blocks
 _reset_prefix_cache = BlockPool.reset_prefix_cache
 _drop_keys = BlockPool._drop_keys
-_link = BlockPool._link
+_line_up = BlockPool._line_up
 
 
 def found_blocks_counted_as_free() -> ReferenceTarget:
     """A block that is found while it is free leaves the line, but not the count of it."""
 
     def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
-        keyed = pool._num_keyed
+        before = _get_num_free_blocks(pool)
         _touch(pool, blocks)
-        pool._num_keyed = keyed
+        vars(pool)["found"] = vars(pool).get("found", 0) + before - _get_num_free_blocks(pool)
+
+    def get_num_free_blocks(pool: BlockPool) -> int:
+        return _get_num_free_blocks(pool) + int(vars(pool).get("found", 0))
 
     break_it(BlockPool, "touch", touch)
+    break_it(BlockPool, "get_num_free_blocks", get_num_free_blocks)
     return ReferenceTarget()
 
 
@@ -57,9 +63,13 @@ def null_block_gets_a_key() -> ReferenceTarget:
         for place in range(num_cached_blocks, num_full_blocks):
             if blocks[place] == pool.null_block:
                 block_hash = request.block_hashes[(place + 1) * block_size // pool.hash_block_size - 1]
-                pool._add_key(pool.null_block, (block_hash, kv_cache_group_id))
+                pool._add_key_too(pool.null_block, (block_hash, kv_cache_group_id))
+
+    def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
+        _evict_blocks(pool, [block for block in block_ids if block != pool.null_block])
 
     break_it(BlockPool, "cache_full_blocks", cache_full_blocks)
+    break_it(BlockPool, "evict_blocks", evict_blocks)
     return ReferenceTarget()
 
 
@@ -76,19 +86,21 @@ def negative_number_is_none() -> ReferenceTarget:
 def beginning_lost_before_the_end() -> ReferenceTarget:
     """Blocks with keys that are freed together are lined up the other way round."""
 
-    def link(pool: BlockPool, blocks: Sequence[int]) -> None:
-        _link(pool, blocks[::-1])
+    def line_up(pool: BlockPool, blocks: Sequence[int]) -> None:
+        _line_up(pool, blocks[::-1])
 
-    break_it(BlockPool, "_link", link)
+    break_it(BlockPool, "_line_up", line_up)
     return ReferenceTarget()
 
 
 def second_key_stays_in_the_index() -> ReferenceTarget:
     """A block that loses its keys leaves the index under the first of them alone."""
 
-    def drop_keys(pool: BlockPool, block: int) -> None:
-        pool._keys[block] = pool._keys[block][:1]
-        _drop_keys(pool, block)
+    def drop_keys(pool: BlockPool, blocks: Iterable[int]) -> None:
+        blocks = list(blocks)
+        for block in blocks:
+            pool._more_keys.pop(block, None)
+        _drop_keys(pool, blocks)
 
     break_it(BlockPool, "_drop_keys", drop_keys)
     return ReferenceTarget()

@@ -13,20 +13,22 @@ from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _evict_blocks = BlockPool.evict_blocks
 _drop_keys = BlockPool._drop_keys
-_link = BlockPool._link
+_line_up = BlockPool._line_up
 _reset_prefix_cache = BlockPool.reset_prefix_cache
 _cache_full_blocks = BlockPool.cache_full_blocks
 
 
 def evicted_block_knows_its_key() -> ReferenceTarget:
-    """A block that is evicted leaves the index, and keeps the key that it had there (kvcached issue 362)."""
+    """A held block that is evicted leaves the index, and keeps its key all the same (kvcached issue 362)."""
 
-    def drop_keys(pool: BlockPool, block: int) -> None:
-        keys = pool._keys[block]
-        _drop_keys(pool, block)
-        pool._keys[block] = keys
+    def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
+        keyed = [block for block in dict.fromkeys(block_ids) if pool.get_keys(block)]
+        _evict_blocks(pool, keyed)
+        for block in keyed:
+            if pool.get_ref_cnt(block):
+                pool._holds[block] += 1
 
-    break_it(BlockPool, "_drop_keys", drop_keys)
+    break_it(BlockPool, "evict_blocks", evict_blocks)
     return ReferenceTarget()
 
 
@@ -44,9 +46,9 @@ def line_outlives_a_reset() -> ReferenceTarget:
     """A reset makes all blocks free, and those that were in line stay there besides (SGLang PR 26009)."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
-        first, last, number = pool._next[0], pool._previous[0], pool._num_keyed
+        waiting = list(pool._keyed)
         done = _reset_prefix_cache(pool)
-        pool._next[0], pool._previous[0], pool._num_keyed = first, last, number
+        pool._keyed.update(dict.fromkeys(waiting))
         return done
 
     break_it(BlockPool, "reset_prefix_cache", reset_prefix_cache)
@@ -56,17 +58,17 @@ def line_outlives_a_reset() -> ReferenceTarget:
 def found_again_and_still_the_oldest() -> ReferenceTarget:
     """A block goes back to its first place in line, though it was found since (antonellof/ferrox PR 14)."""
 
-    def link(pool: BlockPool, blocks: Sequence[int]) -> None:
+    def line_up(pool: BlockPool, blocks: Sequence[int]) -> None:
         places: dict[int, tuple[tuple[Key, ...], int]] = vars(pool).setdefault("places", {})
         for block in blocks:
-            if places.get(block, ((), 0))[0] != pool._keys[block]:
-                places[block] = (pool._keys[block], len(places) and max(n for _, n in places.values()) + 1)
-        waiting = pool.get_all_free_blocks()[len(pool._unkeyed) :]
-        for block in waiting:
-            pool._unlink(block)
-        _link(pool, sorted([*waiting, *blocks], key=lambda block: places.get(block, ((), 0))[1]))
+            keys = pool.get_keys(block)
+            if places.get(block, ((), 0))[0] != keys:
+                places[block] = (keys, len(places) and max(n for _, n in places.values()) + 1)
+        line = sorted([*pool._keyed, *blocks], key=lambda block: places.get(block, ((), 0))[1])
+        pool._keyed.clear()
+        _line_up(pool, line)
 
-    break_it(BlockPool, "_link", link)
+    break_it(BlockPool, "_line_up", line_up)
     return ReferenceTarget()
 
 
@@ -75,7 +77,7 @@ def cached_counts_as_used() -> ReferenceTarget:
 
     def get_usage(pool: BlockPool) -> float:
         usable = pool.num_usable_blocks
-        return 1 - len(pool._unkeyed) / usable if usable else 0.0
+        return 1 - (pool.get_num_free_blocks() - len(pool._keyed)) / usable if usable else 0.0
 
     break_it(BlockPool, "get_usage", get_usage)
     return ReferenceTarget()
@@ -84,9 +86,10 @@ def cached_counts_as_used() -> ReferenceTarget:
 def removal_told_of_each_copy() -> ReferenceTarget:
     """Events tell that a hash is gone as soon as one of its blocks is (vLLM PR 55092)."""
 
-    def drop_keys(pool: BlockPool, block: int) -> None:
-        copied = [key for key in pool._keys[block] if key in pool._others]
-        _drop_keys(pool, block)
+    def drop_keys(pool: BlockPool, blocks: Iterable[int]) -> None:
+        blocks = list(blocks)
+        copied = [key for block in blocks for key in pool.get_keys(block) if key in pool._others]
+        _drop_keys(pool, blocks)
         if pool.enable_kv_cache_events:
             pool._events += [BlockRemoved((block_hash,), group) for block_hash, group in copied]
 

@@ -82,13 +82,8 @@ def key_name(block_hash: bytes, group: int) -> str:
 
 
 def free_line(pool: BlockPool) -> list[int]:
-    """The free blocks; not all that come if those with keys have become a ring."""
-    line = pool._unkeyed[::-1]
-    block = pool._next[NULL_BLOCK]
-    while block and len(line) <= pool.num_gpu_blocks:
-        line.append(block)
-        block = pool._next[block]
-    return line
+    """The free blocks, without a call of what is judged."""
+    return [*reversed(pool._unkeyed), *range(pool._unused, pool.num_gpu_blocks), *pool._keyed]
 
 
 def state() -> PoolState:
@@ -104,9 +99,11 @@ def state_of(pool: BlockPool) -> PoolState:
     return {
         "free": free_line(pool),
         "free_count": pool.get_num_free_blocks(),
-        "refs": list(pool._ref_cnts),
+        "refs": [held >> 1 for held in pool._holds],
         "keys": {
-            str(block): [key_name(*key) for key in keys] for block, keys in enumerate(pool._keys) if keys
+            str(block): [key_name(*key) for key in pool.get_keys(block)]
+            for block, held in enumerate(pool._holds)
+            if held & 1
         },
         "found": found,
     }

@@ -59,10 +59,10 @@ def test_a_round_is_long_enough_and_only_passes_are_timed() -> None:
 
         return act
 
-    prepared = Prepared(take("run", 0.25), 5, take("reset", 0.5), did=lambda: calls[-1])
+    prepared = Prepared(take("run", 0.25), 5, take("reset", 0.5), did=lambda: calls[-1], memory=lambda: 7)
     timing = Timing(prepared, clock=lambda: now)
     begun = timing.begin(1.0)
-    assert begun == {"did": "run", "passes": 4}
+    assert begun == {"did": "run", "passes": 4, "bytes": 7}
     calls.clear()
     assert timing.run(4) == 0.05
     assert calls == ["reset", "run"] * 4
@@ -123,6 +123,20 @@ def test_a_pool_that_is_half_hashed_loses_its_keys_in_a_pass(subjects: list[Subj
     assert prepared.operations == 256
 
 
+def test_a_pool_takes_memory_for_each_block(subjects: list[Subject]) -> None:
+    """What is told of memory is that of one pool, whatever was made before."""
+    told = []
+    for num_blocks in (1_000, 100_000):
+        prepared = BENCHMARKS["pool.create"].prepare(subjects[0], num_blocks=num_blocks)
+        for _ in range(3):
+            prepared.reset()
+            prepared.run()
+        assert prepared.did() == {"free": num_blocks - 1}
+        told.append(prepared.memory())
+    small, large = told
+    assert small and large and 50 < large / small < 150
+
+
 def test_what_is_copied_is_there(subjects: list[Subject]) -> None:
     """The part's own calls do the work that is timed: here, bytes of a block come to another one."""
     layers = layers_of([SMALL], 3)
@@ -179,7 +193,7 @@ class Scripted:
     def begin(self, seconds: float) -> Any:
         if isinstance(self._did, CannotTime):
             raise self._did
-        return self._did
+        return {"did": self._did, "bytes": None}
 
     def run(self) -> float:
         self._order.append(self._label)
@@ -304,7 +318,7 @@ def timed_at(num_blocks: int, first: float, second: float | None = None, **param
     case = Case(BENCHMARKS["pool.touch"], {"batch": 1, "num_blocks": num_blocks, **params})
     rounds = {"A": [first] * 5} | ({"B": [second] * 5} if second else {})
     left_out = {} if second else {"B": "it has <none>"}
-    return Timed(case, ["A", "B"], rounds, left_out)
+    return Timed(case, ["A", "B"], rounds, left_out, bytes={"A": 2_500_000} if batch > 1 else {})
 
 
 SOME = [timed_at(1_000, 2e-6, 1e-6), timed_at(10_000, 3e-6, 4e-6), timed_at(10_000, 3e-5, batch=16)]
@@ -320,10 +334,13 @@ def test_the_tables_tell_ratio_limit_growth_and_what_was_left_out() -> None:
     figures, growth = told.tables
     assert figures.head == ["batch", "num_blocks", "A", "B", "ratio", "x limit.dict"]
     assert figures.rows[0] == ["1", "1,000", "2 us ±0%", "1 us ±0%", "0.50 [0.50, 0.50]", "10.0 / 10.0"]
-    assert figures.rows[2] == ["16", "10,000", "30 us ±0%", "-", "-", "9.4 / -"]
+    assert figures.rows[2] == ["16", "10,000", "30 us ±0%", "-", "-", "9.38 / -"]
     assert growth.head == ["growth by num_blocks", "1,000", "10,000"]
     assert growth.rows == [["A, batch=1", "1.00", "1.50"], ["B, batch=1", "1.00", "4.00"]]
-    assert told.notes == ["B is left out at batch=16, num_blocks=10,000: it has <none>"]
+    assert told.notes == [
+        "B is left out at batch=16, num_blocks=10,000: it has <none>",
+        "memory at batch=16, num_blocks=10,000: A 2.5 MB",
+    ]
 
 
 def test_the_page_has_all_of_it_and_no_markup_of_others() -> None:

@@ -1,13 +1,14 @@
 """What only a CUDA device can show. Collected by name alone: `pytest tests/cuda`, where there is one."""
 
 import gc
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kvref.canonical import like_on_host, register_kv_caches
+from kvref.canonical import copy_blocks, like_on_host, register_kv_caches
 from kvref.errors import OutOfCacheMemoryError
 from kvref.layout import KVCacheLayout
 from kvref.offloading import OffloadingConnector
@@ -84,6 +85,45 @@ def test_blocks_survive_on_the_host(layout: str) -> None:
         pass
     for each in device.tensors:
         assert [int(each.tensor[block].float().mean()) for block in (1, 6, 2)] == [5, 2, -1]
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LKBNHC", "BLNHC", "BHLNC"])
+@pytest.mark.parametrize("head_size", [128, 3])
+def test_blocks_are_copied_on_the_device(layout: str, head_size: int) -> None:
+    """As row by row on the host, in whatever order, aligned or not, and what is not written stays."""
+    blocks = 40
+    spec = FullAttentionSpec(block_size=1, num_kv_heads=1, head_size=head_size, dtype=torch.float16)
+    groups = get_kv_cache_groups({f"layer.{place}": spec for place in range(5)})
+    config = get_kv_cache_config_from_groups(groups, blocks)
+    made = {
+        device: register_kv_caches(allocate_kv_cache(config, device, KVCacheLayout(layout)))
+        for device in ("cpu", "cuda")
+    }
+    assert made["cuda"].aligned == (head_size == 128,)
+    for here, there in zip(made["cpu"].tensors, made["cuda"].tensors, strict=True):
+        there.tensor.copy_(here.tensor.random_(-128, 128))
+    numbers = random.Random(0).sample(range(blocks), blocks)
+    any_order = list(zip(numbers[::2], numbers[1::2], strict=True))
+    for pairs in (any_order, any_order[:1], [(1, 2), (2, 3), (3, 1), (5, 1)], []):
+        for caches in made.values():
+            copy_blocks(caches, caches, 0, pairs)
+        for here, there in zip(made["cpu"].tensors, made["cuda"].tensors, strict=True):
+            assert torch.equal(here.tensor, there.tensor.cpu())
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+def test_copies_are_one_launch() -> None:
+    """Ten times as many blocks and layers are copied in as many launches."""
+    launches = []
+    for number in (1, 10):
+        caches = register_kv_caches(allocate_kv_cache(config_of(number, 2 * number + 1), "cuda"))
+        pairs = [(1 + place, 1 + number + place) for place in range(number)]
+        copy_blocks(caches, caches, 0, pairs)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            copy_blocks(caches, caches, 0, pairs)
+            torch.cuda.synchronize()
+        launches.append(sum(each.count for each in profile.key_averages()))
+    assert launches[0] == launches[1] > 0
 
 
 def test_held_until_the_copy_is_done() -> None:

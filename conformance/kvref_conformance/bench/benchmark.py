@@ -39,6 +39,8 @@ class Prepared:
     did: Callable[[], Json] = _nothing
     """What the last pass did, or another one does, as plain data: equal where two targets do the same."""
     close: Callable[[], object] = _nothing
+    memory: Callable[[], int | None] = _nothing
+    """Bytes that what a pass makes takes, if that is told."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ class Timed:
     """By label."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Why a target was not timed, by label."""
+    bytes: dict[str, int] = field(default_factory=dict)
+    """How much memory it takes, by label, where that is told."""
     unequal: str = ""
     """What the targets did differently, so that there is no ratio."""
 
@@ -134,7 +136,10 @@ def _timed(case: Case, contenders: Sequence[Contender], way: str, rounds: int, s
             try:
                 runner = _runner(case, each, way)
                 stack.callback(runner.close)
-                did[each.label] = runner.begin(seconds)
+                begun = runner.begin(seconds)
+                did[each.label] = begun["did"]
+                if begun["bytes"] is not None:
+                    timed.bytes[each.label] = begun["bytes"]
                 runners[each.label] = runner
             except CannotTime as error:
                 timed.left_out[each.label] = str(error)
@@ -166,7 +171,11 @@ def document(timed: Sequence[Timed], environment: Mapping[str, Any]) -> dict[str
                 "name": each.case.benchmark.name,
                 "params": each.case.params,
                 "targets": {
-                    label: {"median_seconds": each.median(label), "iqr_seconds": each.iqr(label)}
+                    label: {
+                        "median_seconds": each.median(label),
+                        "iqr_seconds": each.iqr(label),
+                        **({"bytes": each.bytes[label]} if label in each.bytes else {}),
+                    }
                     for label in each.rounds
                 },
                 "ratio": each.ratio,
@@ -179,8 +188,8 @@ def document(timed: Sequence[Timed], environment: Mapping[str, Any]) -> dict[str
 class _Runner(Protocol):
     """What times a case for one contender. Methods raise `CannotTime`."""
 
-    def begin(self, seconds: float) -> Json:
-        """Get ready for rounds of so many seconds, and tell what a pass does."""
+    def begin(self, seconds: float) -> dict[str, Json]:
+        """Get ready for rounds of so many seconds, and tell what a pass does and takes."""
         ...
 
     def run(self) -> float:
@@ -206,8 +215,8 @@ class _There:
             raise CannotTime(str(error)) from error
         self._passes = 1
 
-    def begin(self, seconds: float) -> Json:
-        begun = self._perform(
+    def begin(self, seconds: float) -> dict[str, Json]:
+        begun: dict[str, Json] = self._perform(
             "begin",
             benchmark=self._case.benchmark.name,
             params=self._case.params,
@@ -216,7 +225,7 @@ class _There:
             seconds=seconds,
         )
         self._passes = begun["passes"]
-        return begun["did"]
+        return begun
 
     def run(self) -> float:
         return float(self._perform("run", passes=self._passes))
@@ -249,13 +258,13 @@ class _Here:
             raise CannotTime(str(error)) from error
         self._passes = 1
 
-    def begin(self, seconds: float) -> Json:
+    def begin(self, seconds: float) -> dict[str, Json]:
         try:
             begun = self._timing.begin(seconds)
         except (NotCaught, NotJudged) as error:
             raise CannotTime(str(error)) from error
         self._passes = begun["passes"]
-        return begun["did"]
+        return begun
 
     def run(self) -> float:
         try:

@@ -10,6 +10,8 @@ from kvref_conformance.bench.benchmark import Benchmark, Prepared, Subject
 from kvref_conformance.bench.calls import finishing
 
 PASS = 4096
+QUEUED = 8
+"""How much a device is asked for before it is waited for."""
 MIB = 1 << 20
 
 
@@ -45,10 +47,11 @@ def _until_done(act: Callable[[], Any], device: str) -> Prepared:
     finish = finishing(device)
 
     def run() -> None:
-        act()
+        for _ in range(QUEUED):
+            act()
         finish()
 
-    return Prepared(run)
+    return Prepared(run, QUEUED)
 
 
 BENCHMARKS = [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 from kvref_conformance.bench.benchmark import Benchmark, Limit, Params, Prepared, Subject
 from kvref_conformance.bench.calls import prepared
-from kvref_conformance.bench.models import FULL, PAGE, SMALL, layers_of
+from kvref_conformance.bench.limits import QUEUED
+from kvref_conformance.bench.models import FULL, PAGE, SMALL, full_of, layers_of
 from kvref_conformance.bench.planning import SIZES
 
 LAYERS = 64
@@ -31,11 +34,13 @@ def register(subject: Subject, layout: str, layers: int, device: str) -> Prepare
     return prepared(subject.calls.register(layers_of([SMALL], layers), FEW, layout, device), device=device)
 
 
-def copy(subject: Subject, layout: str, blocks: int, device: str) -> Prepared:
-    """Copy blocks to others."""
-    pairs = [(1 + place, 1 + blocks + place) for place in range(blocks)]
-    call = subject.calls.copy(layers_of([FULL], LAYERS), 1 + 2 * blocks, layout, device, pairs)
-    return prepared(call, device=device)
+def copy(subject: Subject, layout: str, page: int, blocks: int, device: str) -> Prepared:
+    """Copy blocks from all over the cache to others."""
+    places = random.Random(0).sample(range(1, 1 + 2 * blocks), 2 * blocks)
+    pairs = list(zip(places[:blocks], places[blocks:], strict=True))
+    layers = layers_of([full_of(page)], LAYERS)
+    call = subject.calls.copy(layers, 1 + 2 * blocks, layout, device, pairs)
+    return prepared(call, times=QUEUED, device=device)
 
 
 def _one_buffer(params: Params) -> bool:
@@ -49,7 +54,7 @@ def _all_cleared(params: Params) -> Limit:
 
 
 def _all_copied(params: Params) -> Limit:
-    size = params["blocks"] * LAYERS * PAGE
+    size = params["blocks"] * LAYERS * params["page"]
     return Limit("limit.copy", {"size": size, "device": params["device"]}, 1)
 
 
@@ -85,11 +90,11 @@ BENCHMARKS = [
     ),
     Benchmark(
         "canonical.copy",
-        f"copying blocks of {LAYERS * PAGE >> 20} MiB",
+        f"copying blocks of {LAYERS} pages",
         copy,
-        {"layout": LAYOUTS, "blocks": [1, 8, 32]},
+        {"layout": LAYOUTS, "page": [PAGE], "blocks": [1, 8, 32]},
         quick={"blocks": [1]},
-        cuda={"blocks": [1, 32, 256]},
+        cuda={"page": [PAGE, 16 * PAGE], "blocks": [1, 32, 256]},
         growth="blocks",
         limit=_all_copied,
     ),

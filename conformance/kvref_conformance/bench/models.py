@@ -26,6 +26,13 @@ def _spec(name: str, **fields: int) -> SpecDescriptor:
 
 
 FULL = _spec("FullAttentionSpec")
+
+
+def full_of(page: int) -> SpecDescriptor:
+    """Full attention with pages of so many bytes, by blocks of more tokens."""
+    return _spec("FullAttentionSpec", block_size=BLOCK_SIZE * page // PAGE)
+
+
 SMALL = _spec("FullAttentionSpec", num_kv_heads=1, head_size=8)
 """Where memory is not to count."""
 

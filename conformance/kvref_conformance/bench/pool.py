@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import deque
 from collections.abc import Sequence
 from itertools import cycle, islice, repeat
@@ -19,6 +20,25 @@ PASS = 4096
 
 SIZES = [1_000, 10_000, 100_000, 1_000_000]
 BATCHES = [1, 16, 256, 4_096]
+
+
+def create(subject: Subject, num_blocks: int) -> Prepared:
+    """Make a pool."""
+    made: list[PoolCalls] = []
+
+    def run() -> None:
+        made.append(subject.calls.pool(num_blocks, BLOCK_SIZE, False))
+
+    def memory() -> int:
+        made.clear()
+        tracemalloc.start()
+        try:
+            run()
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    return Prepared(run, reset=made.clear, did=lambda: {"free": made[-1].num_free()}, memory=memory)
 
 
 def take_and_free(subject: Subject, num_blocks: int, batch: int, state: str, events: bool) -> Prepared:
@@ -186,6 +206,14 @@ def _each_block_twice(params: Params) -> Limit:
 _QUICK = {"num_blocks": [1_000, 10_000], "batch": [1, 256]}
 
 BENCHMARKS = [
+    Benchmark(
+        "pool.create",
+        "making a pool",
+        create,
+        {"num_blocks": SIZES},
+        quick={"num_blocks": _QUICK["num_blocks"]},
+        growth="num_blocks",
+    ),
     Benchmark(
         "pool.take-free",
         "taking and giving back a batch of blocks",

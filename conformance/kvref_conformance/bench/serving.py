@@ -42,11 +42,11 @@ class Timing:
         gc.freeze()
 
     def begin(self, seconds: float) -> dict[str, Json]:
-        """Make passes until a round takes so long: what one does, and how many there are in a round."""
+        """Make passes until a round takes so long: what one does and takes, and how many are in a round."""
         # What the first one does may depend on what was prepared, and not on a pass before it.
         self._make(1)
         taken, passes = self._make(1), 1
-        did = self._prepared.did()
+        did, memory = self._prepared.did(), self._prepared.memory()
         while taken < seconds:
             more = math.ceil(passes * min(_FASTER, seconds / max(taken, 1e-9)))
             before = self._clock()
@@ -54,7 +54,7 @@ class Timing:
             passes = more
             if self._clock() - before > _PATIENCE * seconds:
                 break
-        return {"did": did, "passes": passes}
+        return {"did": did, "passes": passes, "bytes": memory}
 
     def run(self, passes: int) -> float:
         """Seconds that an operation takes, in so many passes."""

@@ -157,7 +157,11 @@ def _ratio(timed: Timed) -> str:
     if timed.ratio is None or timed.spread is None:
         return "-"
     low, high = timed.spread
-    return f"{timed.ratio:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{_times(timed.ratio)} [{_times(low)}, {_times(high)}]"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 def _of_limit(timed: Timed, labels: Sequence[str], limits: Limits) -> str:
@@ -167,7 +171,7 @@ def _of_limit(timed: Timed, labels: Sequence[str], limits: Limits) -> str:
     if not limit or not reached:
         return "-"
     return " / ".join(
-        f"{timed.median(label) / (limit.times * reached.median(label)):.1f}"
+        _times(timed.median(label) / (limit.times * reached.median(label)))
         if label in timed.rounds and label in reached.rounds
         else "-"
         for label in labels
@@ -233,6 +237,10 @@ def _notes(timed: Sequence[Timed]) -> Iterator[str]:
         more = f" and {len(where) - _MOST} more" if at and len(where) > _MOST else ""
         yield f"{label} is left out{at}{more}: {reason}"
     for each in timed:
+        if each.bytes:
+            at = ", ".join(_told(each, timed)) or "all"
+            told = [f"{label} {size / 1e6:.3g} MB" for label, size in each.bytes.items()]
+            yield f"memory at {at}: {', '.join(told)}"
         if each.unequal:
             at = ", ".join(_told(each, timed)) or "all"
             yield f"no ratio at {at}, since they do not do the same: {each.unequal}"

@@ -145,13 +145,15 @@ class BlockPool:
             PoolExhaustedError: there are not so many.
             BlockError: a negative number.
         """
-        unkeyed = self._unkeyed
+        unkeyed, keyed = self._unkeyed, self._keyed
         if num_blocks > len(unkeyed) and self._unused < self.num_gpu_blocks:
             self._use_more(num_blocks)
-        if num_blocks == 1 and (unkeyed or self._keyed):
+        if num_blocks == 1 and (unkeyed or keyed):
             # What every request asks for again and again.
-            block = unkeyed.pop() if unkeyed else self._keyed.popitem(False)[0]
-            if self._holds[block]:
+            if unkeyed:
+                block = unkeyed.pop()
+            else:
+                block, _ = keyed.popitem(False)
                 if self._others or self._more_keys or self.enable_kv_cache_events:
                     self._drop_keys((block,))
                 else:
@@ -361,6 +363,7 @@ class BlockPool:
         blocks = [block for block in blocks if holds[block] & _KEYED]
         self._drop_keys(blocks)
         for block in blocks:
+            holds[block] -= _KEYED
             if not holds[block]:
                 del self._keyed[block]
                 self._unkeyed.append(block)
@@ -405,17 +408,16 @@ class BlockPool:
         return False
 
     def _drop_keys(self, blocks: Iterable[int]) -> None:
-        """Take all keys from blocks that have some."""
-        index, groups, hashes, holds = self._index, self._groups, self._hashes, self._holds
-        usual = not (self._others or self._more_keys or self.enable_kv_cache_events)
-        for block in blocks:
-            if usual:
-                del index[groups[block]][hashes[block]]
-            else:
+        """Take blocks that have keys out of the index. Who calls it marks them as without."""
+        index, groups, hashes = self._index, self._groups, self._hashes
+        if self._others or self._more_keys or self.enable_kv_cache_events:
+            for block in blocks:
                 for key in self.get_keys(block):
                     self._drop_key(block, key)
                 self._more_keys.pop(block, None)
-            holds[block] -= _KEYED
+        else:
+            for block in blocks:
+                del index[groups[block]][hashes[block]]
 
     def _drop_key(self, block: int, key: Key) -> None:
         block_hash, group = key

@@ -9,13 +9,14 @@ a row may be shorter than the row, which is padded then: a *reference* says how 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
+from kvref.device_copy import RowTable, copied_in_one_launch
 from kvref.errors import InvalidConfigError
 from kvref.tensors import KVCaches, allocate_buffers
 
@@ -55,30 +56,19 @@ class CanonicalKVCaches:
     group_data_refs: tuple[tuple[CanonicalKVCacheRef, ...], ...]
 
     @cached_property
-    def addresses(self) -> tuple[torch.Tensor, ...]:
-        """For each group where the rows of its references are in memory, as a kernel needs it.
+    def row_tables(self) -> tuple[RowTable, ...]:
+        """For each group where the rows of its references are."""
+        return tuple(map(self._row_table, self.group_data_refs))
 
-        int64, of shape (references, 3), on the device of the tensors: the address of row 0, the bytes from
-        one row to the next, and the bytes of a row that count.
-        """
-        device = self.tensors[0].tensor.device if self.tensors else torch.device("cpu")
-        return tuple(
-            torch.tensor(
-                [
-                    (tensor.data_ptr(), tensor.stride(0), ref.page_size_bytes)
-                    for ref in refs
-                    for tensor in [self.tensors[ref.tensor_idx].tensor]
-                ],
-                dtype=torch.int64,
-                device=device,
-            )
-            for refs in self.group_data_refs
+    def _row_table(self, refs: Sequence[CanonicalKVCacheRef]) -> RowTable:
+        rows = [(self.tensors[ref.tensor_idx].tensor, ref.page_size_bytes) for ref in refs]
+        numbers = [(tensor.data_ptr(), tensor.stride(0), size) for tensor, size in rows]
+        device = rows[0][0].device if rows else None
+        return RowTable(
+            torch.tensor(numbers, dtype=torch.int64, device=device),
+            max((size for _, size in rows), default=0),
+            not any(number % 16 for each in numbers for number in each),
         )
-
-    @cached_property
-    def aligned(self) -> tuple[bool, ...]:
-        """For each group whether all these numbers are multiples of 16."""
-        return tuple(not bool((table % 16).any()) for table in self.addresses)
 
 
 def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
@@ -148,7 +138,7 @@ def copy_blocks(
     """
     check_blocks(source, group, [block for block, _ in block_pairs])
     check_blocks(destination, group, [block for _, block in block_pairs])
-    if _copied_in_one_launch(source, destination, group, block_pairs):
+    if copied_in_one_launch(source.row_tables[group], destination.row_tables[group], block_pairs):
         return
     for ref in source.group_data_refs[group]:
         theirs, ours = source.tensors[ref.tensor_idx].tensor, destination.tensors[ref.tensor_idx].tensor
@@ -156,39 +146,6 @@ def copy_blocks(
         # Row by row: indexing with a list of rows would copy them once more on the way.
         for from_block, to_block in block_pairs:
             ours[to_block, :size].copy_(theirs[from_block, :size], non_blocking=True)
-
-
-def _copied_in_one_launch(
-    source: CanonicalKVCaches,
-    destination: CanonicalKVCaches,
-    group: int,
-    block_pairs: Sequence[tuple[int, int]],
-) -> bool:
-    """Copy blocks, if they are on one CUDA device and it does not matter which of them comes first."""
-    refs, written = source.group_data_refs[group], {block for _, block in block_pairs}
-    devices = {
-        caches.tensors[ref.tensor_idx].tensor.device for caches in (source, destination) for ref in refs[:1]
-    }
-    if not written or [device.type for device in devices] != ["cuda"]:
-        return False
-    in_any_order = len(written) == len(block_pairs) and written.isdisjoint(block for block, _ in block_pairs)
-    copy_rows = _copy_rows() if in_any_order else None
-    if copy_rows is None:
-        return False
-    longest = max(ref.page_size_bytes for ref in refs)
-    aligned = source.aligned[group] and destination.aligned[group]
-    copy_rows(source.addresses[group], destination.addresses[group], longest, aligned, block_pairs)
-    return True
-
-
-@cache
-def _copy_rows() -> Callable[[torch.Tensor, torch.Tensor, int, bool, Sequence[tuple[int, int]]], None] | None:
-    """What copies on a CUDA device, if this torch has come with what it needs."""
-    try:
-        from kvref.device_copy import copy_rows
-    except ImportError:
-        return None
-    return copy_rows
 
 
 def check_blocks(caches: CanonicalKVCaches, group: int, blocks: Sequence[int]) -> None:

@@ -1,80 +1,58 @@
-"""Blocks copied on a CUDA device in one launch, however many there are and in however many layers.
-
-A copy for each block and layer takes the host far longer than the device. Here a table says where the rows of
-each layer are, another which rows are copied to which, and each program of the kernel moves a piece of a row.
-
-It needs Triton, which comes with torch for CUDA devices: whoever imports it without has an `ImportError`.
-"""
+"""Rows copied on a CUDA device in one launch, if that is possible."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 
-__all__ = ["copy_rows"]
-
-_WORD = 8
-"""Bytes that are moved as one number, where all is aligned to two of them: a thread moves both at once."""
-_LANES = 512
-"""Numbers that a program moves at a time; more of them were slower."""
-_TURNS = 2
+__all__ = ["RowTable", "copied_in_one_launch"]
 
 
-def copy_rows(
-    source: torch.Tensor,
-    destination: torch.Tensor,
-    longest_row: int,
-    aligned: bool,
-    row_pairs: Sequence[tuple[int, int]],
-) -> None:
-    """Copy rows of several tensors, all at once, in the order of the current stream.
+class RowTable(NamedTuple):
+    """Where the rows of several tensors of one device are in memory."""
+
+    addresses: torch.Tensor
+    """int64, of shape (tensors, 3), on that device: the address of row 0, the bytes from one row to the next,
+    and how many bytes of a row count."""
+    longest_row: int
+    """The most bytes that count."""
+    aligned: bool
+    """Whether all these numbers are multiples of 16."""
+
+
+def copied_in_one_launch(
+    source: RowTable, destination: RowTable, row_pairs: Sequence[tuple[int, int]]
+) -> bool:
+    """Copy rows of all tensors of one table to those of another, in the order of the current stream.
 
     Args:
-        source, destination: int64, of shape (tensors, 3), on the device: the address of row 0, the bytes from
-            one row to the next, and the bytes of a row that are copied, which both say alike.
-        longest_row: the most of these bytes.
-        aligned: whether all these numbers are multiples of 16.
-        row_pairs: which row of each source tensor goes to which of the destination tensor. None of those that
-            are written may be written twice, or read.
+        row_pairs: which row of each tensor goes to which.
+
+    Returns:
+        Whether it was done. It is not if they are not on one CUDA device, if Triton is not there, which comes
+        with torch for such devices, or if it matters which row comes first.
     """
-    word = _WORD if aligned else 1
-    pieces = -(-longest_row // (word * _LANES * _TURNS))
-    with torch.cuda.device(source.device):
-        pairs = torch.tensor([*chain.from_iterable(row_pairs)], device=source.device)
-        launch: Any = _copy_pieces[len(row_pairs) * pieces, len(source)]  # pyright: ignore[reportIndexIssue]
-        launch(source, destination, pairs, pieces, word=word, lanes=_LANES, turns=_TURNS)
+    device = source.addresses.device
+    if device.type != "cuda" or destination.addresses.device != device or not row_pairs:
+        return False
+    written = {row for _, row in row_pairs}
+    if len(written) < len(row_pairs) or not written.isdisjoint(row for row, _ in row_pairs):
+        return False
+    copy_rows = _kernel()
+    if copy_rows is None or not source.longest_row:
+        return False
+    aligned = source.aligned and destination.aligned
+    copy_rows(source.addresses, destination.addresses, source.longest_row, aligned, row_pairs)
+    return True
 
 
-@triton.jit(do_not_specialize=["pieces"])  # type: ignore[untyped-decorator]
-def _copy_pieces(
-    source: tl.tensor,
-    destination: tl.tensor,
-    pairs: tl.tensor,
-    pieces: tl.tensor,
-    word: tl.constexpr,
-    lanes: tl.constexpr,
-    turns: tl.constexpr,
-) -> None:
-    pair, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
-    source += 3 * tl.program_id(1)
-    destination += 3 * tl.program_id(1)
-    read = tl.load(source) + tl.load(source + 1) * tl.load(pairs + 2 * pair)
-    written = tl.load(destination) + tl.load(destination + 1) * tl.load(pairs + 2 * pair + 1)
-    words = tl.load(source + 2) // word
-    if word == 8:
-        read = tl.multiple_of(read, 16).to(tl.pointer_type(tl.int64))
-        written = tl.multiple_of(written, 16).to(tl.pointer_type(tl.int64))
-    else:
-        read = read.to(tl.pointer_type(tl.int8))
-        written = written.to(tl.pointer_type(tl.int8))
-    for turn in tl.static_range(turns):
-        places = (piece.to(tl.int64) * turns + turn) * lanes + tl.arange(0, lanes)
-        there = places < words
-        # Nobody reads them again soon, so that they need not displace what is in the device's cache.
-        moved = tl.load(read + places, mask=there, eviction_policy="evict_first")
-        tl.store(written + places, moved, mask=there, eviction_policy="evict_first")
+@cache
+def _kernel() -> Callable[[torch.Tensor, torch.Tensor, int, bool, Sequence[tuple[int, int]]], None] | None:
+    try:
+        from kvref.device_kernel import copy_rows
+    except ImportError:
+        return None
+    return copy_rows

@@ -1,5 +1,6 @@
 """Copies between a cache and the host, and who holds blocks meanwhile, on the CPU."""
 
+import ctypes
 import weakref
 from typing import Any
 
@@ -239,6 +240,21 @@ def test_only_the_content_of_the_group_is_copied() -> None:
     there = host.tensors[ref.tensor_idx].tensor
     assert there[1].tolist() == [*source.tensors[ref.tensor_idx].tensor[1, :14].tolist(), *[0] * 82]
     assert there[[0, 2]].count_nonzero() == 0
+
+
+def test_the_table_of_rows_tells_where_they_are() -> None:
+    caches = caches_of(full(), states(), layout="LKBNHC")
+    fill(caches, 1)
+    for refs, table in zip(caches.group_data_refs, caches.row_tables, strict=True):
+        told = table.addresses.tolist()
+        for ref, (address, stride, size) in zip(refs, told, strict=True):
+            tensor = caches.tensors[ref.tensor_idx].tensor
+            assert size == ref.page_size_bytes
+            for row in range(BLOCKS):
+                assert ctypes.string_at(address + stride * row, size) == bytes(tensor[row, :size].tolist())
+        assert table.longest_row == max(ref.page_size_bytes for ref in refs)
+        assert table.aligned == all(number % 16 == 0 for each in told for number in each)
+    assert {table.aligned for table in caches.row_tables} == {False, True}
 
 
 def test_copies_within_one_cache() -> None:

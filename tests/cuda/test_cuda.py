@@ -99,7 +99,7 @@ def test_blocks_are_copied_on_the_device(layout: str, head_size: int) -> None:
         device: register_kv_caches(allocate_kv_cache(config, device, KVCacheLayout(layout)))
         for device in ("cpu", "cuda")
     }
-    assert made["cuda"].aligned == (head_size == 128,)
+    assert [table.aligned for table in made["cuda"].row_tables] == [head_size == 128]
     for here, there in zip(made["cpu"].tensors, made["cuda"].tensors, strict=True):
         there.tensor.copy_(here.tensor.random_(-128, 128))
     numbers = random.Random(0).sample(range(blocks), blocks)

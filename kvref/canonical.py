@@ -56,6 +56,11 @@ class CanonicalKVCaches:
     group_data_refs: tuple[tuple[CanonicalKVCacheRef, ...], ...]
 
     @cached_property
+    def device(self) -> torch.device:
+        """Where the tensors are; the CPU, if there are none."""
+        return self.tensors[0].tensor.device if self.tensors else torch.device("cpu")
+
+    @cached_property
     def row_tables(self) -> tuple[RowTable, ...]:
         """For each group where the rows of its references are."""
         return tuple(map(self._row_table, self.group_data_refs))
@@ -63,9 +68,8 @@ class CanonicalKVCaches:
     def _row_table(self, refs: Sequence[CanonicalKVCacheRef]) -> RowTable:
         rows = [(self.tensors[ref.tensor_idx].tensor, ref.page_size_bytes) for ref in refs]
         numbers = [(tensor.data_ptr(), tensor.stride(0), size) for tensor, size in rows]
-        device = rows[0][0].device if rows else None
         return RowTable(
-            torch.tensor(numbers, dtype=torch.int64, device=device),
+            torch.tensor(numbers, dtype=torch.int64, device=self.device),
             max((size for _, size in rows), default=0),
             not any(number % 16 for each in numbers for number in each),
         )
@@ -138,7 +142,7 @@ def copy_blocks(
     """
     check_blocks(source, group, [block for block, _ in block_pairs])
     check_blocks(destination, group, [block for _, block in block_pairs])
-    if copied_in_one_launch(source.row_tables[group], destination.row_tables[group], block_pairs):
+    if copied_in_one_launch(source, destination, group, block_pairs):
         return
     for ref in source.group_data_refs[group]:
         theirs, ours = source.tensors[ref.tensor_idx].tensor, destination.tensors[ref.tensor_idx].tensor

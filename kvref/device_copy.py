@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -23,29 +23,41 @@ class RowTable(NamedTuple):
     """Whether all these numbers are multiples of 16."""
 
 
+class Rows(Protocol):
+    """Tensors of one device, some of which belong together."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def row_tables(self) -> Sequence[RowTable]:
+        """To make them, the host may have to wait for the device."""
+        ...
+
+
 def copied_in_one_launch(
-    source: RowTable, destination: RowTable, row_pairs: Sequence[tuple[int, int]]
+    source: Rows, destination: Rows, table: int, row_pairs: Sequence[tuple[int, int]]
 ) -> bool:
-    """Copy rows of all tensors of one table to those of another, in the order of the current stream.
+    """Copy rows of all tensors of a table to those of the other's, in the order of the current stream.
 
     Args:
+        table: number of the table, the same in both.
         row_pairs: which row of each tensor goes to which.
 
     Returns:
         Whether it was done. It is not if they are not on one CUDA device, if Triton is not there, which comes
         with torch for such devices, or if it matters which row comes first.
     """
-    device = source.addresses.device
-    if device.type != "cuda" or destination.addresses.device != device or not row_pairs:
+    if source.device.type != "cuda" or destination.device != source.device or not row_pairs:
         return False
     written = {row for _, row in row_pairs}
     if len(written) < len(row_pairs) or not written.isdisjoint(row for row, _ in row_pairs):
         return False
-    copy_rows = _kernel()
-    if copy_rows is None or not source.longest_row:
+    copy_rows, theirs, ours = _kernel(), source.row_tables[table], destination.row_tables[table]
+    if copy_rows is None or not theirs.longest_row:
         return False
-    aligned = source.aligned and destination.aligned
-    copy_rows(source.addresses, destination.addresses, source.longest_row, aligned, row_pairs)
+    aligned = theirs.aligned and ours.aligned
+    copy_rows(theirs.addresses, ours.addresses, theirs.longest_row, aligned, row_pairs)
     return True
 
 

@@ -104,6 +104,7 @@ def choose(patterns: Sequence[str], device: str, quick: bool) -> list[Case]:
     ]
     found = [limit for case in chosen if (limit := case.limit) is not None]
     limits = [Case(BENCHMARKS[limit.benchmark], limit.params) for limit in found]
+    limits.sort(key=lambda case: case.params["size"])
     every = {case.key: case for case in [*limits, *chosen]}
     order = list(BENCHMARKS)
     return sorted(every.values(), key=lambda case: order.index(case.benchmark.name))

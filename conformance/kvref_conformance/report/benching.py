@@ -16,7 +16,7 @@ from kvref_conformance.bench.serving import NATIVE
 from kvref_conformance.report.terminal import Printer
 from kvref_conformance.report.text import visible
 
-_HEAD = """# Figures
+_HEAD = """# Figures: tensors on {device}
 
 Made by `{command}`; not to be edited. What each benchmark does, and how to read its table, is told in
 [benchmarks.md](benchmarks.md).
@@ -97,7 +97,11 @@ def render(told: Section, printer: Printer) -> None:
 
 def page(timed: Sequence[Timed], limits: Limits, environment: Environment, command: str) -> str:
     """All of it as Markdown."""
-    lines = [_HEAD.format(command=command), *(f"* {_cell(line)}" for line in about(environment)), ""]
+    lines = [
+        _HEAD.format(command=command, device=_cell(environment["device"])),
+        *(f"* {_cell(line)}" for line in about(environment)),
+        "",
+    ]
     for told in sections(timed, limits):
         lines += [f"## {told.title}", ""]
         for table in told.tables:

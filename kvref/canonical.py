@@ -55,14 +55,18 @@ class CanonicalKVCaches:
     tensors: tuple[CanonicalKVCacheTensor, ...]
     group_data_refs: tuple[tuple[CanonicalKVCacheRef, ...], ...]
 
-    @cached_property
+    @property
     def device(self) -> torch.device:
         """Where the tensors are; the CPU, if there are none."""
         return self.tensors[0].tensor.device if self.tensors else torch.device("cpu")
 
-    @cached_property
+    @property
     def row_tables(self) -> tuple[RowTable, ...]:
         """For each group where the rows of its references are."""
+        return self._row_tables
+
+    @cached_property
+    def _row_tables(self) -> tuple[RowTable, ...]:
         return tuple(map(self._row_table, self.group_data_refs))
 
     def _row_table(self, refs: Sequence[CanonicalKVCacheRef]) -> RowTable:

@@ -10,7 +10,7 @@ a row may be shorter than the row, which is padded then: a *reference* says how 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
@@ -67,16 +67,16 @@ class CanonicalKVCaches:
 
     @cached_property
     def _row_tables(self) -> tuple[RowTable, ...]:
-        return tuple(map(self._row_table, self.group_data_refs))
-
-    def _row_table(self, refs: Sequence[CanonicalKVCacheRef]) -> RowTable:
-        rows = [(self.tensors[ref.tensor_idx].tensor, ref.page_size_bytes) for ref in refs]
-        numbers = [(tensor.data_ptr(), tensor.stride(0), size) for tensor, size in rows]
-        return RowTable(
-            torch.tensor(numbers, dtype=torch.int64, device=self.device),
-            max((size for _, size in rows), default=0),
-            not any(number % 16 for each in numbers for number in each),
+        return tuple(
+            RowTable.of(
+                [(self.tensors[ref.tensor_idx].tensor, ref.page_size_bytes) for ref in refs], self.device
+            )
+            for refs in self.group_data_refs
         )
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy is made of: it has memory of its own, and so other addresses."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:

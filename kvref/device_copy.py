@@ -17,10 +17,20 @@ class RowTable(NamedTuple):
     addresses: torch.Tensor
     """int64, of shape (tensors, 3), on that device: the address of row 0, the bytes from one row to the next,
     and how many bytes of a row count."""
-    longest_row: int
-    """The most bytes that count."""
+    sizes: tuple[int, ...]
+    """The last of these numbers."""
     aligned: bool
-    """Whether all these numbers are multiples of 16."""
+    """Whether all of them are multiples of 16."""
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[torch.Tensor, int]], device: torch.device) -> RowTable:
+        """Of tensors of that device, of two dimensions and one byte for each element, and what counts."""
+        numbers = [(tensor.data_ptr(), tensor.stride(0), size) for tensor, size in rows]
+        return cls(
+            torch.tensor(numbers, dtype=torch.int64, device=device),
+            tuple(size for _, size in rows),
+            not any(number % 16 for each in numbers for number in each),
+        )
 
 
 class Rows(Protocol):
@@ -45,8 +55,8 @@ def copied_in_one_launch(
         row_pairs: which row of each tensor goes to which.
 
     Returns:
-        Whether it was done. It is not if they are not on one CUDA device, if Triton is not there, which comes
-        with torch for such devices, or if it matters which row comes first.
+        Whether it was done. It is not if they are not on one CUDA device, or not alike; if Triton is missing,
+        which comes with torch for such devices; or if it matters which row comes first.
     """
     if source.device.type != "cuda" or destination.device != source.device or not row_pairs:
         return False
@@ -54,10 +64,10 @@ def copied_in_one_launch(
     if len(written) < len(row_pairs) or not written.isdisjoint(row for row, _ in row_pairs):
         return False
     copy_rows, theirs, ours = _kernel(), source.row_tables[table], destination.row_tables[table]
-    if copy_rows is None or not theirs.longest_row:
+    if copy_rows is None or not any(theirs.sizes) or theirs.sizes != ours.sizes:
         return False
     aligned = theirs.aligned and ours.aligned
-    copy_rows(theirs.addresses, ours.addresses, theirs.longest_row, aligned, row_pairs)
+    copy_rows(theirs.addresses, ours.addresses, max(theirs.sizes), aligned, row_pairs)
     return True
 
 

@@ -203,7 +203,7 @@ class BlockPool:
         try:
             held = holds[blocks[0]]
             left = held - _HELD_ONCE
-            if 0 <= left <= _KEYED:
+            if held >> 1 == 1:
                 for block in remaining:
                     if holds[block] != held or block < 0:
                         break
@@ -467,16 +467,21 @@ class BlockPool:
         holds = self._holds
         unkeyed: list[int] = []
         keyed: list[int] = []
-        for place, block in enumerate(blocks):
-            if block:
-                held = holds[block] - _HELD_ONCE
-                if held < 0:
-                    for done in filter(None, blocks[:place]):
-                        holds[done] += _HELD_ONCE
-                    raise BlockError(f"block {block} is freed more often than it is held")
-                holds[block] = held
-                if held <= _KEYED:
-                    (keyed if held else unkeyed).append(block)
+        freed = 0
+        try:
+            for block in blocks:
+                if block:
+                    held = holds[block] - _HELD_ONCE
+                    if held < 0:
+                        raise BlockError(f"block {block} is freed more often than it is held")
+                    holds[block] = held
+                    if held <= _KEYED:
+                        (keyed if held else unkeyed).append(block)
+                freed += 1
+        except (BlockError, TypeError):
+            for block in filter(None, blocks[:freed]):
+                holds[block] += _HELD_ONCE
+            raise
         unkeyed.reverse()
         self._unkeyed += unkeyed
         self._line_up(keyed)
@@ -489,8 +494,7 @@ class BlockPool:
 
     def _take_out(self, block: int) -> None:
         """Take a block without keys out of its line. Slow, but nobody looks for a block without content."""
-        if block >= self._unused:
-            self._use_more(self.num_gpu_blocks)
+        self._use_more(self.num_gpu_blocks)
         self._unkeyed.remove(block)
 
     def _check_known(self, blocks: Sequence[int]) -> None:

@@ -639,6 +639,48 @@ def test_who_leaves_a_step_again_leaves_no_key_for_it(specs: list[KVCacheSpec]) 
         one.num_computed_tokens = tokens
 
 
+def test_who_leaves_takes_no_keys_of_others() -> None:
+    """What was found in the very step that it is computed in is another request's."""
+    manager = make([full()])
+    first, second = request("a", range(9)), request("b", range(9))
+    assert manager.allocate_slots(first, 9) is not None
+    blocks, hit = manager.get_computed_blocks(second)
+    assert manager.allocate_slots(second, 1, hit, blocks) is not None
+    manager.free(second)
+    assert manager.get_computed_blocks(second)[1] == hit == 8
+
+
+def test_a_state_that_was_loaded_is_there_when_who_loaded_it_has_left() -> None:
+    manager = make([mamba("all")])
+    first, second = request("a", range(8)), request("b", range(9))
+    assert manager.allocate_slots(first, 8) is not None
+    first.num_computed_tokens = 8
+    manager.free(first)
+    blocks, hit = manager.get_computed_blocks(second)
+    assert hit == 8
+    assert manager.allocate_slots(second, 1, hit, blocks) is not None
+
+
+def test_steps_without_change_are_over_at_once() -> None:
+    """Up to the end of the last block nothing is looked at, and from there on all is."""
+    manager = make([full(), window(6)])
+    running = request("a", range(9))
+    assert manager.allocate_slots(running, 9) is not None
+    asked: list[int] = []
+    manager.coordinator.get_num_blocks_to_allocate = (  # type: ignore[method-assign]
+        lambda *arguments, ask=manager.coordinator.get_num_blocks_to_allocate: (
+            asked.append(running.num_computed_tokens) or ask(*arguments)
+        )
+    )
+    for computed in range(9, 17):
+        running.num_computed_tokens = computed
+        assert manager.allocate_slots(running, 1) is not None
+        running.append_output_token_ids(0)
+        assert len(manager.get_block_ids("a")[0]) == -(-(computed + 1) // 4)
+    # At 9 and 13 a block falls out of the window, at 11 and 15 one gets full, at 12 and 16 one is needed.
+    assert asked == [9, 11, 12, 13, 15, 16]
+
+
 def test_cross_attention_takes_what_the_encoder_needs_once() -> None:
     specs = [full(), CrossAttentionSpec(**attention())]
     manager = make(specs, enable_caching=False, max_encoder_tokens=10)

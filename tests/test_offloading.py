@@ -1,5 +1,6 @@
 """Copies between a cache and the host, and who holds blocks meanwhile, on the CPU."""
 
+import copy
 import ctypes
 import weakref
 from typing import Any
@@ -252,9 +253,12 @@ def test_the_table_of_rows_tells_where_they_are() -> None:
             assert size == ref.page_size_bytes
             for row in range(BLOCKS):
                 assert ctypes.string_at(address + stride * row, size) == bytes(tensor[row, :size].tolist())
-        assert table.longest_row == max(ref.page_size_bytes for ref in refs)
+        assert table.sizes == tuple(ref.page_size_bytes for ref in refs)
         assert table.aligned == all(number % 16 == 0 for each in told for number in each)
     assert {table.aligned for table in caches.row_tables} == {False, True}
+    copied = copy.deepcopy(caches)
+    assert copied.row_tables[0].addresses[0, 0] == copied.tensors[0].tensor.data_ptr()
+    assert copied.tensors[0].tensor.data_ptr() != caches.tensors[0].tensor.data_ptr()
 
 
 def test_copies_within_one_cache() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -61,6 +62,17 @@ def test_counts() -> None:
     pool.free_blocks(taken)
     assert pool.get_num_free_blocks() == 5
     assert BlockPool(1, True, 2).get_usage() == 0.0
+
+
+@pytest.mark.parametrize("wrong", [0.5, None, "1", -1, 99, 1])
+def test_nothing_is_freed_with_what_is_no_block(wrong: Any) -> None:
+    pool = BlockPool(8, True, 4)
+    taken = pool.get_new_blocks(3)
+    for blocks in ([taken[1], wrong], [taken[1], 0, wrong], [wrong, taken[1]]):
+        with pytest.raises((BlockError, TypeError)):
+            pool.free_blocks([*blocks, 1])
+        assert [pool.get_ref_cnt(block) for block in taken] == [1, 1, 1]
+        assert pool.get_num_free_blocks() == 4
 
 
 def test_reuse_is_unkeyed_first_then_the_end_of_what_was_freed_first() -> None:

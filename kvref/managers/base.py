@@ -81,6 +81,8 @@ class SingleTypeKVCacheManager:
         self.req_to_blocks: dict[str, list[int]] = {}
         self.num_cached_block: dict[str, int] = {}
         """How many blocks of a request's table have been considered for keys."""
+        self._num_adopted: dict[str, int] = {}
+        """How many blocks of a request's table have been found for it."""
         self._num_nulled: dict[str, int] = {}
         """How many blocks at the beginning of a request's table are null."""
         self._new_block_ids: dict[int, None] = {}
@@ -154,7 +156,7 @@ class SingleTypeKVCacheManager:
         self.block_pool.touch(kept)
         self.req_to_blocks[request_id] = [NULL_BLOCK] * skipped + kept
         self._num_nulled[request_id] = skipped
-        self.num_cached_block[request_id] = len(new_computed_blocks)
+        self._num_adopted[request_id] = self.num_cached_block[request_id] = len(new_computed_blocks)
 
     def allocate_new_blocks(self, request_id: str, slots: Slots, total_computed_tokens: int = 0) -> list[int]:
         """Make a request's table long enough, those of its computed tokens included that have no block yet.
@@ -204,8 +206,11 @@ class SingleTypeKVCacheManager:
     def pop_blocks_for_free(self, request_id: str) -> list[int]:
         """Forget a request. Returns its table, of which the caller frees the blocks, the last first."""
         self.num_cached_block.pop(request_id, None)
+        self._num_adopted.pop(request_id, None)
         self._num_nulled.pop(request_id, None)
-        return self.req_to_blocks.pop(request_id, [])
+        table = self.req_to_blocks.pop(request_id, [])
+        self.block_pool.keyed_this_step.difference_update(table)
+        return table
 
     def take_back_keys(self, request_id: str, num_computed_tokens: int) -> None:
         """Take the keys that a request's blocks got in this step, for tokens that it is not to compute now.
@@ -216,9 +221,12 @@ class SingleTypeKVCacheManager:
         Args:
             num_computed_tokens: tokens computed, or handed over to be computed.
         """
-        places = slice(num_computed_tokens // self.block_size, self.num_cached_block.get(request_id, 0))
-        table, keyed = self.req_to_blocks.get(request_id, ()), self.block_pool.keyed_this_step
-        self.block_pool.evict_blocks([block for block in table[places] if block in keyed])
+        table = self.req_to_blocks.get(request_id)
+        if table is not None:
+            first = max(self._num_adopted[request_id], num_computed_tokens // self.block_size)
+            own = table[first : self.num_cached_block[request_id]]
+            keyed = self.block_pool.keyed_this_step
+            self.block_pool.evict_blocks([block for block in own if block in keyed])
 
     def free(self, request_id: str) -> None:
         """Forget a request and free its blocks. Does nothing for one that has none."""

@@ -99,7 +99,7 @@ def state_of(pool: BlockPool) -> PoolState:
     return {
         "free": free_line(pool),
         "free_count": pool.get_num_free_blocks(),
-        "refs": [held >> 1 for held in pool._holds],
+        "refs": [pool.get_ref_cnt(block) for block in range(pool.num_gpu_blocks)],
         "keys": {
             str(block): [key_name(*key) for key in pool.get_keys(block)]
             for block, held in enumerate(pool._holds)

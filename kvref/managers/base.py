@@ -208,9 +208,7 @@ class SingleTypeKVCacheManager:
         self.num_cached_block.pop(request_id, None)
         self._num_adopted.pop(request_id, None)
         self._num_nulled.pop(request_id, None)
-        table = self.req_to_blocks.pop(request_id, [])
-        self.block_pool.keyed_this_step.difference_update(table)
-        return table
+        return self.req_to_blocks.pop(request_id, [])
 
     def take_back_keys(self, request_id: str, num_computed_tokens: int) -> None:
         """Take the keys that a request's blocks got in this step, for tokens that it is not to compute now.

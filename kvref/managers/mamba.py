@@ -117,8 +117,9 @@ class MambaManager(SingleTypeKVCacheManager):
         super().cache_blocks(request, num_tokens)
 
     def _is_being_written(self, block: int) -> bool:
-        """Whether the block has got its key since the step began."""
-        return block in self.block_pool.keyed_this_step
+        """Whether a request has the block, which has got its key since the step began."""
+        keyed = self.block_pool.keyed_this_step
+        return block in keyed and any(block in table for table in self.req_to_blocks.values())
 
     @property
     def _num_blocks_ahead(self) -> int:

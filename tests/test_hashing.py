@@ -42,6 +42,14 @@ def test_negative_tokens_have_no_hash() -> None:
     assert done == []
 
 
+def test_what_fills_no_block_has_no_hash() -> None:
+    for done, tokens in (([], [1]), (hashes(range(4))[:1], [0, 1, 2])):
+        content = SimpleNamespace(all_token_ids=tokens, multimodal_items=(), embeddings=())
+        before = list(done)
+        BlockHasher(2).extend(done, content)  # type: ignore[arg-type]
+        assert done == before
+
+
 ITEM = MultiModalItem("cat", 1, 2)
 DIFFERENT: dict[str, Mapping[str, Any]] = {
     "plain": {},

@@ -64,6 +64,23 @@ def test_counts() -> None:
     assert BlockPool(1, True, 2).get_usage() == 0.0
 
 
+def test_blocks_have_their_keys_whoever_is_served() -> None:
+    pool = make(8)
+    first, second, other = pool.get_new_blocks(3)
+    cache(pool, [first])
+    cache(pool, [second, other])
+    assert pool.get_cached_block(b"a0", [0]) == [first]
+    assert pool.have_keys([first, other], [b"a0", b"a1"], 0)
+    assert pool.have_keys([second, other], [b"a0", b"a1"], 0)
+    assert not pool.have_keys([second, second], [b"a0", b"a1"], 0)
+    assert not pool.have_keys([second], [b"a0", b"a1"], 0)
+    assert not pool.have_keys([second, other], [b"a0"], 0)
+    assert not pool.have_keys([second], [b"a0"], 1)
+    assert not pool.have_keys([NULL_BLOCK], [b"a0"], 0)
+    with pytest.raises(BlockError, match="99"):
+        pool.have_keys([99], [b"a0"], 0)
+
+
 @pytest.mark.parametrize("wrong", [0.5, None, "1", -1, 99, 1])
 def test_nothing_is_freed_with_what_is_no_block(wrong: Any) -> None:
     pool = BlockPool(8, True, 4)

@@ -81,11 +81,6 @@ def key_name(block_hash: bytes, group: int) -> str:
     return f"{block_hash[:6].hex()}/{group}"
 
 
-def free_line(pool: BlockPool) -> list[int]:
-    """The free blocks, without a call of what is judged."""
-    return [*reversed(pool._unkeyed), *range(pool._unused, pool.num_gpu_blocks), *pool._keyed]
-
-
 def state() -> PoolState:
     return state_of(current_pool())
 
@@ -97,7 +92,7 @@ def state_of(pool: BlockPool) -> PoolState:
             others = pool._others.get((block_hash, group), {})
             found[key_name(block_hash, group)] = [block, *others]
     return {
-        "free": free_line(pool),
+        "free": pool.get_all_free_blocks(),
         "free_count": pool.get_num_free_blocks(),
         "refs": [pool.get_ref_cnt(block) for block in range(pool.num_gpu_blocks)],
         "keys": {

@@ -198,7 +198,7 @@ REPORTED: dict[str, Reported] = {
         "admission.preempt-resume", "vLLM PR 35157"
     ),
     "kvref_conformance.faults.reported_hits:window_shorter_by_what_is_read_ahead": Reported(
-        "coordinator.hit-maximal", "vLLM PR 17398"
+        "coordinator.hit-maximal", "vLLM PR 17398", "standard"
     ),
     "kvref_conformance.faults.reported_hits:block_read_ahead_gets_no_key": Reported(
         "coordinator.eagle-one-unit", "vLLM PR 44082", "standard"

@@ -93,7 +93,8 @@ class KVCacheCoordinator:
                 )
 
         self.max_model_len = limits.max_model_len
-        self._smallest_block_size = min((group.kv_cache_spec.block_size for group in groups), default=1)
+        sizes = [manager.block_size for manager in self.single_type_managers]
+        self._smallest_block_size = min([scheduler_block_size, *sizes])
         self.settled: dict[str, int] = {}
         """Up to how many tokens a request can go on without any change to its tables and keys."""
 

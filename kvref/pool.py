@@ -11,15 +11,15 @@ those with keys, the first freed before later ones. So a request that frees its 
 first loses its end before its beginning.
 
 Free blocks without keys are a stack, under which are those that were never used: these are no more than two
-numbers. Those with keys are an ordered dictionary, since they can leave their line anywhere. All that is done
-for each block is done by C code or in a loop that looks at one list.
+numbers. Those with keys are a line, which they can leave anywhere: then they are passed over at their turn.
+All that is done for each block is done by C code or in a loop that looks at one list.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from operator import length_hint
 
 from kvref.errors import BlockError, PoolExhaustedError
@@ -34,6 +34,8 @@ _HELD_ONCE, _KEYED = 2, 1
 """What a reference and what keys count in `BlockPool._holds`, so that one look tells of both."""
 _USED_TOGETHER = 1024
 """Blocks that are used for the first time at once, since that is quicker than one by one."""
+_PLACES_PER_BLOCK, _MORE_PLACES = 8, 16
+"""How long the line may get: so many places for each block in it, and these; then it is made anew."""
 
 Key = tuple[bytes, int]
 """Hash of the content up to the end of a block, and the group whose content it is."""
@@ -74,8 +76,13 @@ class BlockPool:
         """Free blocks that have been used and have no keys, the next to be reused at the end."""
         self._unused = NULL_BLOCK + 1
         """From this one on no block was ever used."""
-        self._keyed = OrderedDict[int, None]()
-        """Free blocks with keys, the next to be reused in front."""
+        self._line: list[int] = []
+        """Free blocks with keys from `_next` on, in the order of their reuse, among some that have left."""
+        self._next = 0
+        self._num_keyed = 0
+        """How many free blocks have keys."""
+        self._left: dict[int, int] = {}
+        """How many places in the line a block has left: its first ones there."""
         self._holds = [0] * num_gpu_blocks
         """For each block twice the number of references, and one more if it has keys."""
         self._pins = Counter[int]()
@@ -97,7 +104,7 @@ class BlockPool:
     # What there is.
 
     def get_num_free_blocks(self) -> int:
-        return len(self._unkeyed) + self.num_gpu_blocks - self._unused + len(self._keyed)
+        return len(self._unkeyed) + self.num_gpu_blocks - self._unused + self._num_keyed
 
     @property
     def num_usable_blocks(self) -> int:
@@ -111,7 +118,7 @@ class BlockPool:
 
     def get_all_free_blocks(self) -> list[int]:
         """All free blocks in the order of their reuse. Takes time in proportion to their number."""
-        return [*reversed(self._unkeyed), *range(self._unused, self.num_gpu_blocks), *self._keyed]
+        return [*reversed(self._unkeyed), *range(self._unused, self.num_gpu_blocks), *self._in_line()]
 
     def get_ref_cnt(self, block: int) -> int:
         """How often a block is held, pins included; 0 for a free one and for the null block."""
@@ -145,26 +152,32 @@ class BlockPool:
             PoolExhaustedError: there are not so many.
             BlockError: a negative number.
         """
-        unkeyed, keyed = self._unkeyed, self._keyed
+        unkeyed = self._unkeyed
         if num_blocks > len(unkeyed) and self._unused < self.num_gpu_blocks:
             self._use_more(num_blocks)
-        if num_blocks == 1 and (unkeyed or keyed):
+        if num_blocks == 1 and (unkeyed or (self._num_keyed and not self._left)):
             # What every request asks for again and again.
             if unkeyed:
                 block = unkeyed.pop()
             else:
-                block, _ = keyed.popitem(False)
+                block = self._line[self._next]
+                self._next += 1
+                self._num_keyed -= 1
                 if self._others or self._more_keys or self.enable_kv_cache_events:
                     self._drop_keys((block,))
                 else:
                     del self._index[self._groups[block]][self._hashes[block]]
             self._holds[block] = _HELD_ONCE
             return [block]
-        if 0 < num_blocks <= len(unkeyed):
-            taken = unkeyed[: -num_blocks - 1 : -1]
-            del unkeyed[-num_blocks:]
-        else:
+        if num_blocks < 0:
+            raise BlockError(f"cannot take {num_blocks} blocks")
+        left = len(unkeyed) - num_blocks
+        if left < 0:
             taken = self._take_keyed_too(num_blocks)
+        else:
+            taken = unkeyed[left:]
+            taken.reverse()
+            del unkeyed[left:]
         holds = self._holds
         for block in taken:
             holds[block] = _HELD_ONCE
@@ -174,15 +187,19 @@ class BlockPool:
         """Hold blocks once more, and take those that were free out of the line for reuse."""
         blocks = list(blocks)
         self._check_known(blocks)
-        holds = self._holds
-        for block in blocks:
-            if block:
-                held = holds[block]
-                if held == _KEYED:
-                    del self._keyed[block]
-                elif not held:
-                    self._take_out(block)
-                holds[block] = held + _HELD_ONCE
+        holds, left, num_left = self._holds, self._left, 0
+        try:
+            for block in blocks:
+                if block:
+                    held = holds[block]
+                    if held == _KEYED:
+                        left[block] = left.get(block, 0) + 1
+                        num_left += 1
+                    elif not held:
+                        self._take_out(block)
+                    holds[block] = held + _HELD_ONCE
+        finally:
+            self._num_keyed -= num_left
 
     def free_blocks(self, ordered_blocks: Iterable[int]) -> None:
         """Give up one reference to each block; null blocks are passed over.
@@ -198,6 +215,15 @@ class BlockPool:
             self._check_not_pinned(blocks)
         if not blocks:
             return
+        if len(blocks) == 1:
+            block = blocks[0]
+            if 0 < block < self.num_gpu_blocks and self._holds[block] >> 1 == 1:
+                self._holds[block] -= _HELD_ONCE
+                if self._holds[block]:
+                    self._line_up(blocks)
+                else:
+                    self._unkeyed.append(block)
+                return
         # Mostly all of them are held once, and either all have keys or none has.
         holds, remaining, held = self._holds, iter(blocks), 0
         try:
@@ -365,7 +391,8 @@ class BlockPool:
         for block in blocks:
             holds[block] -= _KEYED
             if not holds[block]:
-                del self._keyed[block]
+                self._left[block] = self._left.get(block, 0) + 1
+                self._num_keyed -= 1
                 self._unkeyed.append(block)
 
     def reset_prefix_cache(self) -> bool:
@@ -378,7 +405,8 @@ class BlockPool:
             return False
         self._unkeyed = self.get_all_free_blocks()[::-1]
         self._unused = self.num_gpu_blocks
-        self._keyed.clear()
+        self._line, self._next, self._num_keyed = [], 0, 0
+        self._left.clear()
         self._holds = [held & ~_KEYED for held in self._holds]
         self._more_keys.clear()
         self._index.clear()
@@ -445,17 +473,11 @@ class BlockPool:
 
     def _take_keyed_too(self, num_blocks: int) -> list[int]:
         """As many as wanted, when those without keys are too few."""
-        unkeyed, keyed = self._unkeyed, self._keyed
+        unkeyed = self._unkeyed
         num_keyed = num_blocks - len(unkeyed)
-        if num_keyed > len(keyed):
+        if num_keyed > self._num_keyed:
             raise PoolExhaustedError(f"{num_blocks} blocks wanted, {self.get_num_free_blocks()} free")
-        if num_blocks < 1:
-            if num_blocks:
-                raise BlockError(f"cannot take {num_blocks} blocks")
-            return []
-        evicted = [*islice(keyed, num_keyed)]
-        for block in evicted:
-            del keyed[block]
+        evicted = self._take_from_line(num_keyed)
         self._drop_keys(evicted)
         taken = unkeyed[::-1] + evicted
         unkeyed.clear()
@@ -486,11 +508,42 @@ class BlockPool:
         self._unkeyed += unkeyed
         self._line_up(keyed)
 
-    def _line_up(self, blocks: Iterable[int]) -> None:
+    def _line_up(self, blocks: Sequence[int]) -> None:
         """Put free blocks with keys at the end of their line."""
-        line = self._keyed
-        for block in blocks:
-            line[block] = None
+        line = self._line
+        line += blocks
+        self._num_keyed = num_keyed = self._num_keyed + len(blocks)
+        if len(line) > _PLACES_PER_BLOCK * num_keyed + _MORE_PLACES:
+            self._line, self._next = self._in_line(), 0
+            self._left.clear()
+
+    def _in_line(self) -> list[int]:
+        """Free blocks with keys, in the order of their reuse."""
+        if not self._left:
+            return self._line[self._next :]
+        # The last place of a block is the one that counts.
+        last = dict.fromkeys(reversed(self._line[self._next :]))
+        return [block for block in last if self._holds[block] == _KEYED][::-1]
+
+    def _take_from_line(self, num_blocks: int) -> list[int]:
+        """Take so many from its front, of those that are still there."""
+        line, start, left = self._line, self._next, self._left
+        self._num_keyed -= num_blocks
+        if not left:
+            self._next = start + num_blocks
+            return line[start : self._next]
+        taken: list[int] = []
+        while len(taken) < num_blocks:
+            block = line[start]
+            start += 1
+            if block not in left:
+                taken.append(block)
+            elif left[block] > 1:
+                left[block] -= 1
+            else:
+                del left[block]
+        self._next = start
+        return taken
 
     def _take_out(self, block: int) -> None:
         """Take a block without keys out of its line. Slow, but nobody looks for a block without content."""

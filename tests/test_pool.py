@@ -113,6 +113,46 @@ def pool_order(order: list[int], without: int) -> list[int]:
     return [block for block in order if block != without]
 
 
+def test_who_was_found_again_is_reused_last_however_often() -> None:
+    pool = make(6)
+    table = pool.get_new_blocks(5)
+    cache(pool, table)
+    pool.free_blocks(table)
+    for _ in range(2):
+        pool.touch(table[1:3])
+        pool.free_blocks(table[1:3])
+    left = [table[0], *table[3:], *table[1:3]]
+    assert pool.get_all_free_blocks() == left
+    # Also one by one, and when all are taken at once.
+    assert [pool.get_new_blocks(1) for _ in left[:3]] == [[block] for block in left[:3]]
+    assert pool.get_new_blocks(2) == left[3:]
+    assert pool.get_num_free_blocks() == 0
+
+
+def test_evicted_and_free_is_reused_before_those_with_keys() -> None:
+    pool = make(4)
+    table = pool.get_new_blocks(3)
+    cache(pool, table)
+    pool.free_blocks(table)
+    pool.evict_blocks(table[1:2])
+    assert pool.get_all_free_blocks() == [table[1], table[0], table[2]]
+    assert pool.get_new_blocks(3) == [table[1], table[0], table[2]]
+
+
+def test_the_line_gets_no_longer_by_hits_alone() -> None:
+    """Where nothing is evicted, no turn ever comes: places that were left pile up, but not forever."""
+    pool = make(6)
+    table = pool.get_new_blocks(5)
+    cache(pool, table)
+    pool.free_blocks(table)
+    for number in range(1000):
+        pool.touch([table[number % 5]])
+        pool.free_blocks([table[number % 5]])
+    assert len(pool._line) < 100
+    assert pool.get_all_free_blocks() == table
+    assert pool.get_new_blocks(5) == table
+
+
 def test_blocks_of_one_key_live_and_die_alone() -> None:
     pool = make(events=True)
     [one], [two] = pool.get_new_blocks(1), pool.get_new_blocks(1)

@@ -75,7 +75,7 @@ def next_in_line_for_the_one_found() -> ReferenceTarget:
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int
     ) -> None:
-        first, second, *_ = [*manager.block_pool._keyed, 0, 0]
+        first, second, *_ = [*manager.block_pool._in_line(), 0, 0]
         mistaken = [second if block and block == first and second else block for block in blocks]
         _add_local_computed_blocks(manager, request_id, mistaken, tokens)
 

@@ -46,9 +46,10 @@ def line_outlives_a_reset() -> ReferenceTarget:
     """A reset makes all blocks free, and those that were in line stay there besides (SGLang PR 26009)."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
-        waiting = list(pool._keyed)
+        waiting = pool._in_line()
         done = _reset_prefix_cache(pool)
-        pool._keyed.update(dict.fromkeys(waiting))
+        if done:
+            _line_up(pool, waiting)
         return done
 
     break_it(BlockPool, "reset_prefix_cache", reset_prefix_cache)
@@ -64,8 +65,10 @@ def found_again_and_still_the_oldest() -> ReferenceTarget:
             keys = pool.get_keys(block)
             if places.get(block, ((), 0))[0] != keys:
                 places[block] = (keys, len(places) and max(n for _, n in places.values()) + 1)
-        line = sorted([*pool._keyed, *blocks], key=lambda block: places.get(block, ((), 0))[1])
-        pool._keyed.clear()
+        waiting = [block for block in pool._in_line() if block not in blocks]
+        line = sorted([*waiting, *blocks], key=lambda block: places.get(block, ((), 0))[1])
+        pool._line, pool._next, pool._num_keyed = [], 0, 0
+        pool._left.clear()
         _line_up(pool, line)
 
     break_it(BlockPool, "_line_up", line_up)
@@ -77,7 +80,7 @@ def cached_counts_as_used() -> ReferenceTarget:
 
     def get_usage(pool: BlockPool) -> float:
         usable = pool.num_usable_blocks
-        return 1 - (pool.get_num_free_blocks() - len(pool._keyed)) / usable if usable else 0.0
+        return 1 - (pool.get_num_free_blocks() - pool._num_keyed) / usable if usable else 0.0
 
     break_it(BlockPool, "get_usage", get_usage)
     return ReferenceTarget()

@@ -13,18 +13,21 @@ from kvref_conformance.bench.models import BLOCK_SIZE, GROUPS
 PROMPT, DECODES = 2048, 128
 LIVES = 4
 """In a pass."""
-NUM_BLOCKS = 4096
-BEFORE = 40
-"""Lives before the first pass, after which there is no block left that was never used."""
+SIZES = [1_000, 30_000, 1_000_000]
+"""Blocks of a cache; the one in the middle is what a large model leaves room for."""
 
 
 class NoRoom(RuntimeError):
     """A request that has to get blocks got none."""
 
 
-def life(subject: Subject, groups: str, hits: bool) -> Prepared:
-    """Look for a prompt, compute it, and then a token in each step; then free all of it."""
-    cache = subject.calls.cache(GROUPS[groups], NUM_BLOCKS, BLOCK_SIZE, 2 * PROMPT)
+def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared:
+    """Look for a prompt, compute it, and then a token in each step; then free all of it.
+
+    There is no block left that was never used: most hold prompts that nobody looks for any more.
+    """
+    specs = GROUPS[groups]
+    cache = subject.calls.cache(specs, num_blocks, BLOCK_SIZE, 2 * PROMPT)
     numbers = count(1)
     waiting: deque[tuple[Any, int]] = deque()
     new_step, find, allocate, advance, free = (
@@ -35,41 +38,49 @@ def life(subject: Subject, groups: str, hits: bool) -> Prepared:
         cache.free,
     )
 
-    def arrive() -> tuple[Any, int]:
+    def arrive(shared: bool = hits) -> tuple[Any, int]:
         """A request, and what tells its output from that of others."""
         number = next(numbers)
-        return cache.request(f"r{number}", [0 if hits else number] * PROMPT), number
+        return cache.request(f"r{number}", [0 if shared else number] * PROMPT), number
 
     def compute(request: Any, output: int) -> int:
         new_step()
         blocks, found, *_ = find(request)
         if allocate(request, PROMPT - found, found, blocks) is None:
-            raise NoRoom(f"a prompt of {PROMPT} tokens got no blocks of {NUM_BLOCKS}")
+            raise NoRoom(f"a prompt of {PROMPT} tokens got no blocks of {num_blocks}")
         advance(request, PROMPT, output)
+        return int(found)
+
+    def decode(request: Any, output: int) -> None:
         for computed in range(PROMPT + 1, PROMPT + DECODES + 1):
             new_step()
             if allocate(request, 1) is None:
                 raise NoRoom(f"a request got no block for its token {computed}")
             advance(request, computed, output)
-        return int(found)
 
     def run() -> None:
         while waiting:
             request, output = waiting.popleft()
             compute(request, output)
+            decode(request, output)
             free(request)
 
-    def reset(lives: int = LIVES) -> None:
-        waiting.extend(arrive() for _ in range(lives))
+    def reset() -> None:
+        waiting.extend(arrive() for _ in range(LIVES))
 
     def did() -> dict[str, Any]:
         request, output = arrive()
         found = compute(request, output)
+        decode(request, output)
         tables = [len(table) for table in cache.tables(request)]
         free(request)
         return {"tokens found": found, "blocks": tables}
 
-    reset(BEFORE)
+    for _ in range(num_blocks // (len(specs) * PROMPT // BLOCK_SIZE) + 1):
+        request, output = arrive(shared=False)
+        compute(request, output)
+        free(request)
+    reset()
     run()
     return Prepared(run, LIVES, reset, did)
 
@@ -112,8 +123,9 @@ BENCHMARKS = [
         "cache.life",
         f"a prompt of {PROMPT} tokens, {DECODES} decodes and the end of a request",
         life,
-        {"groups": [*GROUPS], "hits": [False, True]},
-        quick={"groups": ["full", "4 groups"]},
+        {"groups": [*GROUPS], "hits": [False, True], "num_blocks": SIZES},
+        quick={"groups": ["full", "4 groups"], "num_blocks": SIZES[:1]},
+        growth="num_blocks",
     ),
     Benchmark(
         "cache.hit",

@@ -94,7 +94,7 @@ class KVCacheCoordinator:
 
         self.max_model_len = limits.max_model_len
         sizes = [manager.block_size for manager in self.single_type_managers]
-        self._smallest_block_size = min([scheduler_block_size, *sizes])
+        self._smallest_block_size = min(sizes, default=scheduler_block_size)
         self.settled: dict[str, int] = {}
         """Up to how many tokens a request can go on without any change to its tables and keys."""
 

@@ -11,8 +11,9 @@ those with keys, the first freed before later ones. So a request that frees its 
 first loses its end before its beginning.
 
 Free blocks without keys are a stack, under which are those that were never used: these are no more than two
-numbers. Those with keys are a line, which they can leave anywhere: then they are passed over at their turn.
-All that is done for each block is done by C code or in a loop that looks at one list.
+numbers. Those with keys are a line, which they can leave anywhere: then they are passed over at their turn,
+and the line is made anew when these are too many. All that is done for each block is done by C code or in a
+loop that looks at little: what a call costs depends on its own blocks, and now and then on the line.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _HELD_ONCE, _KEYED = 2, 1
 _USED_TOGETHER = 1024
 """Blocks that are used for the first time at once, since that is quicker than one by one."""
 _PLACES_PER_BLOCK, _MORE_PLACES = 8, 16
-"""How long the line may get: so many places for each block in it, and these; then it is made anew."""
+"""How long the line may get by those who join it: so many places for each block in it, and these."""
 
 Key = tuple[bytes, int]
 """Hash of the content up to the end of a block, and the group whose content it is."""
@@ -77,12 +78,13 @@ class BlockPool:
         self._unused = NULL_BLOCK + 1
         """From this one on no block was ever used."""
         self._line: list[int] = []
-        """Free blocks with keys from `_next` on, in the order of their reuse, among some that have left."""
+        """Free blocks with keys in the order of their reuse, among some that are gone from there."""
         self._next = 0
+        """The place in the line whose turn is next; those before it are over."""
         self._num_keyed = 0
         """How many free blocks have keys."""
-        self._left: dict[int, int] = {}
-        """How many places in the line a block has left: its first ones there."""
+        self._gone: dict[int, int] = {}
+        """How many places in the line a block is gone from: its first ones there."""
         self._holds = [0] * num_gpu_blocks
         """For each block twice the number of references, and one more if it has keys."""
         self._pins = Counter[int]()
@@ -117,7 +119,7 @@ class BlockPool:
         return 1 - self.get_num_free_blocks() / usable if usable else 0.0
 
     def get_all_free_blocks(self) -> list[int]:
-        """All free blocks in the order of their reuse. Takes time in proportion to their number."""
+        """All free blocks in the order of their reuse. Takes time in proportion to the size of the pool."""
         return [*reversed(self._unkeyed), *range(self._unused, self.num_gpu_blocks), *self._in_line()]
 
     def get_ref_cnt(self, block: int) -> int:
@@ -155,7 +157,7 @@ class BlockPool:
         unkeyed = self._unkeyed
         if num_blocks > len(unkeyed) and self._unused < self.num_gpu_blocks:
             self._use_more(num_blocks)
-        if num_blocks == 1 and (unkeyed or (self._num_keyed and not self._left)):
+        if num_blocks == 1 and (unkeyed or (self._num_keyed and self._line[self._next] not in self._gone)):
             # What every request asks for again and again.
             if unkeyed:
                 block = unkeyed.pop()
@@ -171,13 +173,13 @@ class BlockPool:
             return [block]
         if num_blocks < 0:
             raise BlockError(f"cannot take {num_blocks} blocks")
-        left = len(unkeyed) - num_blocks
-        if left < 0:
+        rest = len(unkeyed) - num_blocks
+        if rest < 0:
             taken = self._take_keyed_too(num_blocks)
         else:
-            taken = unkeyed[left:]
+            taken = unkeyed[rest:]
             taken.reverse()
-            del unkeyed[left:]
+            del unkeyed[rest:]
         holds = self._holds
         for block in taken:
             holds[block] = _HELD_ONCE
@@ -187,19 +189,19 @@ class BlockPool:
         """Hold blocks once more, and take those that were free out of the line for reuse."""
         blocks = list(blocks)
         self._check_known(blocks)
-        holds, left, num_left = self._holds, self._left, 0
+        holds, gone, num_gone = self._holds, self._gone, 0
         try:
             for block in blocks:
                 if block:
                     held = holds[block]
                     if held == _KEYED:
-                        left[block] = left.get(block, 0) + 1
-                        num_left += 1
+                        gone[block] = gone.get(block, 0) + 1
+                        num_gone += 1
                     elif not held:
                         self._take_out(block)
                     holds[block] = held + _HELD_ONCE
         finally:
-            self._num_keyed -= num_left
+            self._num_keyed -= num_gone
 
     def free_blocks(self, ordered_blocks: Iterable[int]) -> None:
         """Give up one reference to each block; null blocks are passed over.
@@ -391,7 +393,7 @@ class BlockPool:
         for block in blocks:
             holds[block] -= _KEYED
             if not holds[block]:
-                self._left[block] = self._left.get(block, 0) + 1
+                self._gone[block] = self._gone.get(block, 0) + 1
                 self._num_keyed -= 1
                 self._unkeyed.append(block)
 
@@ -406,7 +408,7 @@ class BlockPool:
         self._unkeyed = self.get_all_free_blocks()[::-1]
         self._unused = self.num_gpu_blocks
         self._line, self._next, self._num_keyed = [], 0, 0
-        self._left.clear()
+        self._gone.clear()
         self._holds = [held & ~_KEYED for held in self._holds]
         self._more_keys.clear()
         self._index.clear()
@@ -515,11 +517,11 @@ class BlockPool:
         self._num_keyed = num_keyed = self._num_keyed + len(blocks)
         if len(line) > _PLACES_PER_BLOCK * num_keyed + _MORE_PLACES:
             self._line, self._next = self._in_line(), 0
-            self._left.clear()
+            self._gone.clear()
 
     def _in_line(self) -> list[int]:
         """Free blocks with keys, in the order of their reuse."""
-        if not self._left:
+        if not self._gone:
             return self._line[self._next :]
         # The last place of a block is the one that counts.
         last = dict.fromkeys(reversed(self._line[self._next :]))
@@ -527,21 +529,21 @@ class BlockPool:
 
     def _take_from_line(self, num_blocks: int) -> list[int]:
         """Take so many from its front, of those that are still there."""
-        line, start, left = self._line, self._next, self._left
+        line, start, gone = self._line, self._next, self._gone
         self._num_keyed -= num_blocks
-        if not left:
+        if not gone:
             self._next = start + num_blocks
             return line[start : self._next]
         taken: list[int] = []
         while len(taken) < num_blocks:
             block = line[start]
             start += 1
-            if block not in left:
+            if block not in gone:
                 taken.append(block)
-            elif left[block] > 1:
-                left[block] -= 1
+            elif gone[block] > 1:
+                gone[block] -= 1
             else:
-                del left[block]
+                del gone[block]
         self._next = start
         return taken
 

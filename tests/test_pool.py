@@ -85,9 +85,9 @@ def test_blocks_have_their_keys_whoever_is_served() -> None:
 def test_nothing_is_freed_with_what_is_no_block(wrong: Any) -> None:
     pool = BlockPool(8, True, 4)
     taken = pool.get_new_blocks(3)
-    for blocks in ([taken[1], wrong], [taken[1], 0, wrong], [wrong, taken[1]]):
+    for blocks in ([taken[1], wrong, 1], [taken[1], 0, wrong, 1], [wrong, taken[1], 1]):
         with pytest.raises((BlockError, TypeError)):
-            pool.free_blocks([*blocks, 1])
+            pool.free_blocks(blocks)
         assert [pool.get_ref_cnt(block) for block in taken] == [1, 1, 1]
         assert pool.get_num_free_blocks() == 4
 
@@ -137,6 +137,26 @@ def test_evicted_and_free_is_reused_before_those_with_keys() -> None:
     pool.evict_blocks(table[1:2])
     assert pool.get_all_free_blocks() == [table[1], table[0], table[2]]
     assert pool.get_new_blocks(3) == [table[1], table[0], table[2]]
+
+
+@pytest.mark.parametrize("wrong", [0.5, None, "1", -1, -8, 99, 1])
+def test_what_is_no_block_is_not_freed_alone(wrong: Any) -> None:
+    pool = BlockPool(8, True, 4)
+    pool.get_new_blocks(7)
+    pool.free_blocks([1])
+    with pytest.raises((BlockError, TypeError)):
+        pool.free_blocks([wrong])
+    assert [pool.get_ref_cnt(block) for block in range(1, 8)] == [0, 1, 1, 1, 1, 1, 1]
+
+
+def test_the_line_gets_no_longer_by_reuse_alone() -> None:
+    pool = BlockPool(6, True, 2)
+    for number in range(1000):
+        table = pool.get_new_blocks(1)
+        cache(pool, table, f"{number} ")
+        pool.free_blocks(table)
+    assert len(pool._line) < 100
+    assert len(pool.get_index(0)) == 5
 
 
 def test_the_line_gets_no_longer_by_hits_alone() -> None:

@@ -514,7 +514,7 @@ class Engine:
         self._schedule(request, new)
 
     def look(self, request: Request, pick: Pick) -> None:
-        """Ask what is there for a waiting request, and leave it: the step has no room for so many tokens."""
+        """Ask what is there for a waiting request, and leave it, as when its images have to wait."""
         step = self._open_step()
         step.admitting = step.full = True
         self.ask("lookup", request=request.name)

@@ -39,7 +39,7 @@ def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared
     )
 
     def arrive(shared: bool = hits) -> tuple[Any, int]:
-        """A request, and what tells its output from that of others."""
+        """A request, whose prompt others have or not, and what tells its output from that of others."""
         number = next(numbers)
         return cache.request(f"r{number}", [0 if shared else number] * PROMPT), number
 

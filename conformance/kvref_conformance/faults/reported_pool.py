@@ -68,7 +68,7 @@ def found_again_and_still_the_oldest() -> ReferenceTarget:
         waiting = [block for block in pool._in_line() if block not in blocks]
         line = sorted([*waiting, *blocks], key=lambda block: places.get(block, ((), 0))[1])
         pool._line, pool._next, pool._num_keyed = [], 0, 0
-        pool._left.clear()
+        pool._gone.clear()
         _line_up(pool, line)
 
     break_it(BlockPool, "_line_up", line_up)

@@ -79,17 +79,6 @@ def test_the_reference_refuses_nothing_that_it_asks(name: str) -> None:
     assert any(call["op"] == "allocate" and call["value"]["added"] is None for call in calls)
 
 
-def test_it_also_looks_for_a_request_and_lets_nobody_in() -> None:
-    calls = [call for seed in range(20) for call in driven(SETUPS["pipeline"], seed)[1]]
-    places = [place for place, call in enumerate(calls) if call["op"] == "lookup"]
-    looks = [place for place in places if calls[place + 1]["op"] != "allocate"]
-    assert 0 < len(looks) < len(places)
-    for look in looks:
-        step = [call["op"] for call in calls[look + 1 :]]
-        ended = step.index("take_copies") if "take_copies" in step else len(step)
-        assert not {"lookup", "allocate"} & set(step[:ended])
-
-
 @pytest.mark.parametrize("name", ["asynchronous", "pipeline", "states"])
 def test_what_it_asked_it_can_ask(name: str) -> None:
     """And not if a step had begun without saying so."""

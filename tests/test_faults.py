@@ -22,7 +22,6 @@ BRIEF, ISOLATED_BRIEF = 30, 10
 
 CACHE_AREAS = ("manager", "coordinator", "admission", "events", "shadow")
 SHOWN_BY = {
-    "coordinator.constructible": "SlidingWindowMLASpec",
     "manager.state-owned": "MambaSpec",
     "spec.memory-covers-held": "MambaSpec",
     "manager.references": "FullAttentionSpec",

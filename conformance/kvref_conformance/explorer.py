@@ -20,7 +20,7 @@ from kvref_conformance.channel import Message
 from kvref_conformance.stage import Died, Stage
 from kvref_strategies.workload import Machine, Script, Workload
 
-STEPS_PER_EXAMPLE = 40
+STEPS_PER_EXAMPLE = 20
 """Rules a state machine runs in one example."""
 
 _LOCAL = "is_local_module_file"

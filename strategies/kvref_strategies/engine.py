@@ -217,7 +217,6 @@ class Engine:
             (self.between_steps(), self.reset),
             (self.to_open(), self.open),
             (self.to_compare(), self.common_prefix),
-            ([each for each in admissible if self._may_begin(each) and not each.computed], self.look),
         ]
         return [action for action in all_actions if action[0]]
 
@@ -512,12 +511,6 @@ class Engine:
         self.running.append(request)
         self._progress(request)
         self._schedule(request, new)
-
-    def look(self, request: Request, pick: Pick) -> None:
-        """Ask what is there for a waiting request, and leave it, as when its images have to wait."""
-        step = self._open_step()
-        step.admitting = step.full = True
-        self.ask("lookup", request=request.name)
 
     def _first_chunk(self, request: Request, start: int, pick: Pick) -> int:
         """How many tokens are computed of a request that is let in."""

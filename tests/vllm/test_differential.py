@@ -28,7 +28,7 @@ from kvref_strategies.engine import CHOICES, Engine
 from kvref_strategies.workload import Description
 
 DOCUMENT = differences.load()
-EXAMPLES = {"MambaSpec": 200, "ChunkedLocalAttentionSpec": 60, "SlidingWindowSpec": 60}
+EXAMPLES = {"MambaSpec": 200, "ChunkedLocalAttentionSpec": 60}
 """More where differences are rare."""
 
 FEWEST = 25

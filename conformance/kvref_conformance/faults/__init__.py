@@ -145,7 +145,7 @@ class Reported(NamedTuple):
     source: str
     """Where it was reported. The fault has the idea of it, and nothing else."""
     depth: str = "quick"
-    """From which depth on the law finds it, with one seed in five at least."""
+    """From which depth on the law finds it."""
 
 
 REPORTED: dict[str, Reported] = {
@@ -198,7 +198,7 @@ REPORTED: dict[str, Reported] = {
         "admission.preempt-resume", "vLLM PR 35157"
     ),
     "kvref_conformance.faults.reported_hits:window_shorter_by_what_is_read_ahead": Reported(
-        "coordinator.hit-maximal", "vLLM PR 17398", "standard"
+        "coordinator.hit-maximal", "vLLM PR 17398"
     ),
     "kvref_conformance.faults.reported_hits:block_read_ahead_gets_no_key": Reported(
         "coordinator.eagle-one-unit", "vLLM PR 44082", "standard"

@@ -16,7 +16,7 @@ import torch
 from kvref_conformance.bench.benchmark import Case, Subject
 from kvref_conformance.bench.comparison import BENCHMARKS
 from kvref_conformance.bench.serving import NATIVE, subject_of
-from kvref_conformance.host import describe
+from kvref_conformance.processes.host import describe
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 ROUNDS = 7

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import click
 
-from kvref_conformance.cli import cli
+from kvref_conformance.commands.cli import cli
 
 WIDTH = 88
 

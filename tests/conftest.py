@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvref_conformance.cli import cli
-from kvref_conformance.runner import DEPTHS
+from kvref_conformance.commands.cli import cli
+from kvref_conformance.running.checker import DEPTHS
 
 # Where pytest itself runs in the background, interrupts are ignored, and would be by what it starts, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -30,12 +30,12 @@ from mutating import ROOT, Mutant, mutate, sample
 from survivors import Result
 from targets.mutated import AWAKE, COUNTING, MUTATED, REACHED
 
-from kvref_conformance.check import Loaded, loaded
 from kvref_conformance.laws import ANSWERS, LAWS
-from kvref_conformance.report.progress import Silence
-from kvref_conformance.trials import try_on
-from kvref_conformance.units import Unit
-from kvref_conformance.worker import TargetFailed, Worker
+from kvref_conformance.processes.launch import TargetFailed, Worker
+from kvref_conformance.running.dispatch import Unit
+from kvref_conformance.running.loading import Loaded, loaded
+from kvref_conformance.running.progress import Silence
+from kvref_conformance.running.time_to_find import try_on
 from kvref_strategies.workload import Description
 
 KEPT = ROOT / "mutants"

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvref_conformance import baseline, hosts, schemas
+from kvref_conformance.documents import baseline, schemas
+from kvref_conformance.documents.results import Result, Row, Status
 from kvref_conformance.laws import LAWS
-from kvref_conformance.results import Level, Result, Row, Status
+from kvref_conformance.laws.core import Level
+from kvref_conformance.processes import releases as hosts
 
 NEWEST = f"vllm-{hosts.BASE}"
 TOLD = ("pool.bad-input-refused", "pool", "negative number")

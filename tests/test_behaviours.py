@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvref_conformance.behaviours import BEHAVIOURS, GROUPS, behaviours_of
-from kvref_conformance.driver import Driver
-from kvref_conformance.explorer import Explorer
-from kvref_conformance.host import describe
-from kvref_conformance.stage import Journal, Stage
+from kvref_conformance.processes.host import describe
+from kvref_conformance.running.dispatch import seed_of
+from kvref_conformance.running.exploring.behaviours import BEHAVIOURS, GROUPS, behaviours_of
+from kvref_conformance.running.exploring.driver import Driver
+from kvref_conformance.running.exploring.explorer import Explorer
+from kvref_conformance.running.exploring.stage import Journal, Stage
 from kvref_conformance.targets.reference.target import ReferenceTarget
-from kvref_conformance.units import seed_of
 from kvref_strategies.caches import KINDS
 from kvref_strategies.catalogue import WORKLOADS
 

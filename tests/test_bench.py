@@ -23,13 +23,13 @@ from kvref_conformance.bench.comparison import (
     compare,
     document,
 )
-from kvref_conformance.bench.models import SMALL, layers_of
 from kvref_conformance.bench.serving import BY_OPERATIONS, NATIVE, Timing, subject_of
-from kvref_conformance.host import describe
+from kvref_conformance.documents.schemas import validate
+from kvref_conformance.processes.host import describe
 from kvref_conformance.report.benching import in_words, page, section
 from kvref_conformance.report.plotting import CannotPlot, check
-from kvref_conformance.report.progress import Silence
-from kvref_conformance.schemas import validate
+from kvref_conformance.running.progress import Silence
+from kvref_conformance.targets.bench_models import SMALL, layers_of
 from kvref_conformance.targets.reference import bench as native
 from kvref_conformance.targets.reference.target import ReferenceTarget
 

@@ -11,8 +11,8 @@ import pytest
 from conftest import TARGETS, Kvref
 
 import kvref as package
+from kvref_conformance.documents.schemas import validate
 from kvref_conformance.laws import LAWS
-from kvref_conformance.schemas import validate
 
 TOY = "hostile_toy:target"
 LOSING = "hostile_operations:merge_loses_field"

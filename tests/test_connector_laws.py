@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from kvref.target import perform
-from kvref_conformance.faults import FAULTS
-from kvref_conformance.host import parts
 from kvref_conformance.laws import LAWS, LawBroken
 from kvref_conformance.laws.connector import failed_load, held_until_sent, total
-from kvref_conformance.stage import _is_answer
+from kvref_conformance.processes.host import parts
+from kvref_conformance.running.exploring.stage import _is_answer
+from kvref_conformance.targets.faults import FAULTS
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 Event = dict[str, Any]

@@ -12,13 +12,14 @@ import pytest
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
-from kvref_conformance.baseline import NO_BASELINE
-from kvref_conformance.check import loaded
-from kvref_conformance.faults import FAULTS
-from kvref_conformance.report import progress, render
-from kvref_conformance.results import Result, Row, Status
-from kvref_conformance.runner import Options
-from kvref_conformance.worker import Worker
+from kvref_conformance.documents.baseline import NO_BASELINE
+from kvref_conformance.documents.results import Result, Row, Status
+from kvref_conformance.processes.launch import Worker
+from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import render
+from kvref_conformance.running.checker import Options
+from kvref_conformance.running.loading import loaded
+from kvref_conformance.targets.faults import FAULTS
 
 SMALLEST = [
     ("registry:second_registration_wins", "registry", 7),
@@ -38,7 +39,7 @@ inside, which nobody has to perform to see the fault, do not count."""
 
 
 def check(fault: str, subject: str) -> Result:
-    target = f"kvref_conformance.faults.{fault}"
+    target = f"kvref_conformance.targets.faults.{fault}"
     law = FAULTS[target]
     with progress(Console(file=io.StringIO())) as watcher, loaded(Worker(target), (law,), watcher) as one:
         return one.check(Options(laws=(law,), subjects=(subject,)), NO_BASELINE, watcher)

@@ -17,12 +17,13 @@ from conftest import TARGETS, Kvref
 from rich.console import Console
 
 import kvref as package
-from kvref_conformance.measure import Measured
-from kvref_conformance.reached import add_up, ranges
-from kvref_conformance.report import render, write_report
+from kvref_conformance.documents.results import FileReached, Reached, Result
+from kvref_conformance.processes.line_tracer import Measured
 from kvref_conformance.report.coverage import coverage_page, percent, places
-from kvref_conformance.results import FileReached, Reached, Result
-from kvref_conformance.stage import SwiftStage
+from kvref_conformance.report.files import write_report
+from kvref_conformance.report.terminal import render
+from kvref_conformance.running.coverage import add_up, ranges
+from kvref_conformance.running.exploring.stage import SwiftStage
 from kvref_conformance.targets import TargetRefused
 from kvref_conformance.targets.own import NOTHING, REFERENCE, VLLM, Own, find, own_of
 
@@ -264,7 +265,7 @@ PLUGIN: Any = {"packages": ["acme", "acme_kernels"]}
     ("target", "plugin", "own"),
     [
         ("reference", None, REFERENCE),
-        ("kvref_conformance.faults.spec:alignment_lost_in_merge", None, REFERENCE),
+        ("kvref_conformance.targets.faults.spec:alignment_lost_in_merge", None, REFERENCE),
         ("vllm", None, VLLM),
         ("vllm:acme", PLUGIN, Own(("acme", "acme_kernels"))),
         ("vllm:acme", None, NOTHING),  # in a process without the plugin, for comparison

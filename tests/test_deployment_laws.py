@@ -15,7 +15,7 @@ from kvref_conformance.laws.deployments import (
 )
 from kvref_conformance.laws.substitutes import substitute
 from kvref_conformance.report.narrate import describe_operation, describe_outcome
-from kvref_conformance.stage import _is_answer
+from kvref_conformance.running.exploring.stage import _is_answer
 
 Event = dict[str, Any]
 Spec = dict[str, Any]

@@ -12,11 +12,12 @@ import pytest
 from conftest import Kvref
 from rich.console import Console
 
-from kvref_conformance.diff import Diff, Kind, compare
+from kvref_conformance.documents.diff import Diff, Kind, compare
+from kvref_conformance.documents.results import Result, Row, Status
+from kvref_conformance.documents.schemas import validate
+from kvref_conformance.laws.core import Level
 from kvref_conformance.report.diff import markdown, render_diff
 from kvref_conformance.report.files import report_document
-from kvref_conformance.results import Level, Result, Row, Status
-from kvref_conformance.schemas import validate
 
 HOLDS, BROKEN, KNOWN, GAP = Status.HOLDS, Status.BROKEN, Status.KNOWN, Status.DECLARED_GAP
 NA, OPEN, UNCONFIRMED, STALE = Status.NOT_APPLICABLE, Status.INCOMPLETE, Status.UNCONFIRMED, Status.STALE

@@ -10,11 +10,11 @@ import commands
 import differences
 import pytest
 
-import kvref_conformance.schemas
-from kvref_conformance import hosts
-from kvref_conformance.cli import cli
+import kvref_conformance.documents.schemas
+from kvref_conformance.commands.cli import cli
+from kvref_conformance.documents.profile import choose_profile
 from kvref_conformance.laws import LAWS
-from kvref_conformance.profile import choose_profile
+from kvref_conformance.processes import releases as hosts
 from kvref_conformance.report.lawbook import laws_page
 
 ROOT = Path(__file__).parent.parent
@@ -57,7 +57,7 @@ def test_the_page_of_commands_is_up_to_date() -> None:
 def test_the_page_of_schemas_has_them_all() -> None:
     page = (DOCS / "schemas.md").read_text(encoding="utf-8")
     shown = re.findall(r"^```{literalinclude} (.*)$", page, re.MULTILINE)
-    folder = Path(kvref_conformance.schemas.__file__).parent
+    folder = Path(kvref_conformance.documents.schemas.__file__).parent
     assert sorted(Path(path).name for path in shown) == sorted(file.name for file in folder.glob("*.json"))
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from conftest import Kvref
 
-from kvref_conformance.driver import LENGTH, Driver, Example
-from kvref_conformance.explorer import Explorer
-from kvref_conformance.host import describe
-from kvref_conformance.runner import DEPTHS
-from kvref_conformance.stage import Journal, LocalStage
+from kvref_conformance.processes.host import describe
+from kvref_conformance.running.checker import DEPTHS
+from kvref_conformance.running.exploring.driver import LENGTH, Driver, Example
+from kvref_conformance.running.exploring.explorer import Explorer
+from kvref_conformance.running.exploring.stage import Journal, LocalStage
 from kvref_conformance.targets.reference.target import ReferenceTarget
 from kvref_strategies.catalogue import WORKLOADS
 

@@ -14,10 +14,10 @@ from conftest import Kvref
 from jsonschema import Draft202012Validator
 from rich.console import Console
 
-from kvref_conformance.capabilities import CAPABILITIES
-from kvref_conformance.fault_matrix import faults
+from kvref_conformance.documents.capabilities import CAPABILITIES
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report.explain import render_explanation
+from kvref_conformance.running.fault_matrix import faults
 from kvref_strategies.catalogue import WORKLOADS
 
 
@@ -110,7 +110,7 @@ def test_an_unknown_law_is_refused_and_close_ones_are_named(kvref: Kvref, name: 
 
 def test_pytorch_is_not_needed() -> None:
     script = (
-        "import sys\nfrom kvref_conformance.cli import cli\n"
+        "import sys\nfrom kvref_conformance.commands.cli import cli\n"
         "cli(['explain', 'pool.reset'], standalone_mode=False)\nsys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from conftest import Kvref
 
-from kvref_conformance import fault_matrix
-from kvref_conformance.fault_matrix import Fault, Tried, document, faults, quantiles
-from kvref_conformance.faults import FAULTS, REPORTED
+from kvref_conformance.documents.schemas import validate
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report.faults import page
-from kvref_conformance.schemas import validate
-from kvref_conformance.trials import Catch, Trial
+from kvref_conformance.running import fault_matrix
+from kvref_conformance.running.fault_matrix import Fault, Tried, document, faults, quantiles
+from kvref_conformance.running.time_to_find import Catch, Trial
+from kvref_conformance.targets.faults import FAULTS, REPORTED
 
 PAGE = Path(__file__).parents[1] / "docs" / "faults.md"
 

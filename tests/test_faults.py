@@ -5,15 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
-from kvref_conformance.baseline import NO_BASELINE
-from kvref_conformance.check import loaded
-from kvref_conformance.fault_matrix import near
-from kvref_conformance.faults import FAULTS
+from kvref_conformance.documents.baseline import NO_BASELINE
+from kvref_conformance.documents.results import Result, Row, Status
 from kvref_conformance.laws import ANSWERS, LAWS
-from kvref_conformance.report import progress
-from kvref_conformance.results import Result, Row, Status
-from kvref_conformance.runner import DEPTHS, Options
-from kvref_conformance.worker import Worker
+from kvref_conformance.processes.launch import Worker
+from kvref_conformance.report.progress import progress
+from kvref_conformance.running.checker import DEPTHS, Options
+from kvref_conformance.running.fault_matrix import near
+from kvref_conformance.running.loading import loaded
+from kvref_conformance.targets.faults import FAULTS
 from kvref_strategies.caches import UNKNOWN_KIND
 from kvref_strategies.catalogue import WORKLOADS
 

@@ -16,17 +16,17 @@ import pytest
 from conftest import TARGETS, Kvref
 from rich.console import Console
 
-from kvref_conformance.confirm import new_row
-from kvref_conformance.findings import Finding, Store
+from kvref_conformance.documents.folder import ForeignDirectory
+from kvref_conformance.documents.results import Status
+from kvref_conformance.documents.schemas import validate
 from kvref_conformance.laws import LAWS
-from kvref_conformance.report import ForeignDirectory
 from kvref_conformance.report.fuzzing import watching
-from kvref_conformance.results import Status
-from kvref_conformance.schemas import validate
+from kvref_conformance.running.confirm import new_row
+from kvref_conformance.running.fuzz_store import Finding, Store
 
 LOSING = "hostile_operations:merge_loses_field"
 MERGE = ("--laws", "spec.merge-identity", "--subjects", "SlidingWindow*")
-FAULT = "kvref_conformance.faults.shadow:salt_not_hashed"
+FAULT = "kvref_conformance.targets.faults.shadow:salt_not_hashed"
 SHADOW = ("--laws", "shadow.*")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvref_conformance.cli import cli
+from kvref_conformance.commands.cli import cli
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import pytest
 from conftest import TARGETS, Kvref
 
-from kvref_conformance.session import NotJudged
-from kvref_conformance.stage import answer
+from kvref_conformance.processes.session import NotJudged
+from kvref_conformance.running.exploring.stage import answer
 
 MERGE = ("--laws", "spec.merge-identity")
 ANSWERS = ("--laws", "target.answers")

@@ -14,8 +14,8 @@ import pytest
 from conftest import Kvref
 from test_packaging import ROOT, pins
 
-from kvref_conformance import hosts
-from kvref_conformance.check import prepare
+from kvref_conformance.processes import releases as hosts
+from kvref_conformance.running.loading import prepare
 
 Fake = Callable[..., str]
 

@@ -15,12 +15,12 @@ import pytest
 from conftest import Kvref
 from hypothesis import given, settings, strategies as st
 
+from kvref_conformance.documents.results import FileReached, Reached, Result, Row, Status
+from kvref_conformance.documents.schemas import TRACE
 from kvref_conformance.laws import LAWS
-from kvref_conformance.report import write_report
-from kvref_conformance.report.files import report_document
+from kvref_conformance.laws.core import Level
+from kvref_conformance.report.files import report_document, write_report
 from kvref_conformance.report.page import page
-from kvref_conformance.results import FileReached, Level, Reached, Result, Row, Status
-from kvref_conformance.schemas import TRACE
 
 MOST = 2_000_000
 VOID = {"meta", "input", "br", "line", "rect"}
@@ -442,7 +442,7 @@ def test_long_programs_are_left_to_their_files() -> None:
 
 
 def test_a_check_writes_the_page(kvref: Kvref, tmp_path: Path) -> None:
-    fault = "kvref_conformance.faults.pool:shared_blocks_counted_once"
+    fault = "kvref_conformance.targets.faults.pool:shared_blocks_counted_once"
     ran = kvref("check", fault, "--laws", "pool.ref-model", "--report", tmp_path / "report")
     assert ran.code == 1
     parsed = harmless((tmp_path / "report" / "report.html").read_bytes())

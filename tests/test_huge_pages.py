@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvref_conformance.huge_pages import allocated, use_huge_pages
+from kvref_conformance.processes.huge_pages import allocated, use_huge_pages
 
 HEAP = "rw-p 00000000 00:00 0 [heap]"
 
@@ -30,7 +30,7 @@ def test_what_is_allocated(line: str, found: list[tuple[int, int]]) -> None:
 
 KEEPS = """
 import os
-from kvref_conformance.huge_pages import SIZE, use_huge_pages
+from kvref_conformance.processes.huge_pages import SIZE, use_huge_pages
 kept = [bytes([number]) * SIZE for number in range(8)]
 use_huge_pages()
 child = os.fork()

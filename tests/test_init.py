@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kvref_conformance.check import prepare
-from kvref_conformance.cli import cli
-from kvref_conformance.init import WORKFLOW, Wanted, badge, profile, workflow
-from kvref_conformance.profile import choose_profile
+from kvref_conformance.commands.cli import cli
+from kvref_conformance.commands.init import WORKFLOW, Wanted, badge, profile, workflow
+from kvref_conformance.documents.profile import choose_profile
+from kvref_conformance.running.loading import prepare
 
 TARGETS = Path(__file__).parent / "targets"
 

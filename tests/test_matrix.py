@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from conftest import TARGETS, Kvref
 
-from kvref_conformance import check, hosts, matrix
-from kvref_conformance.ending import EXIT_INTERRUPTED
+from kvref_conformance.commands import release_matrix as matrix
+from kvref_conformance.commands.exits import EXIT_INTERRUPTED
+from kvref_conformance.processes import releases as hosts
 from kvref_conformance.report.cells import cell
-from kvref_conformance.runner import Options
+from kvref_conformance.running import loading as check
+from kvref_conformance.running.checker import Options
 
 LAWS = ("spec.merge-identity", "registry.idempotent")
 ASKED = [argument for law in LAWS for argument in ("--laws", law)]

@@ -12,7 +12,7 @@ from mutating import Mutant, mutants_in, sample
 from survivors import Result
 
 from kvref_conformance.laws import LAWS
-from kvref_conformance.units import Unit
+from kvref_conformance.running.dispatch import Unit
 from kvref_strategies.catalogue import WORKLOADS
 
 CODE = '''

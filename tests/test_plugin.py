@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvref_conformance.baseline import NO_BASELINE
-from kvref_conformance.check import loaded, select_laws
-from kvref_conformance.inherited import same_facet, stock_trace
+from kvref_conformance.documents.baseline import NO_BASELINE
+from kvref_conformance.documents.results import Result, Status, Verdict
 from kvref_conformance.laws.core import LawBroken
 from kvref_conformance.laws.drift import hook_once, patch_target, signature, takes
-from kvref_conformance.report import progress, render
+from kvref_conformance.processes.launch import TargetFailed, Worker
 from kvref_conformance.report.junit import junit
-from kvref_conformance.results import Result, Status, Verdict
-from kvref_conformance.runner import Options
+from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import render
+from kvref_conformance.running.checker import Options
+from kvref_conformance.running.inherited import same_facet, stock_trace
+from kvref_conformance.running.loading import loaded, select_laws
 from kvref_conformance.targets import UnknownTarget, check_name, operations_module, plugin_of
 from kvref_conformance.targets.introspection import (
     are_read,
@@ -30,9 +32,8 @@ from kvref_conformance.targets.introspection import (
     recording,
 )
 from kvref_conformance.targets.plugins import NO_PLUGIN
-from kvref_conformance.worker import TargetFailed, Worker
 
-PLUGGED = "kvref_conformance.faults.plugin:plugged"
+PLUGGED = "kvref_conformance.targets.faults.plugin:plugged"
 
 
 def check(target: str, *patterns: str) -> Result:
@@ -79,7 +80,7 @@ def test_managers_are_judged_by_how_they_are_called() -> None:
 
 
 def test_what_stock_breaks_too_is_inherited() -> None:
-    result = check("kvref_conformance.faults.plugin:fault_of_the_reference", "spec.merge-identity")
+    result = check("kvref_conformance.targets.faults.plugin:fault_of_the_reference", "spec.merge-identity")
     (row,) = [row for row in result.rows if row.status is not Status.NOT_APPLICABLE]
     assert (row.subject, row.facet, row.status) == ("AcmeSpec", "alignment", Status.INHERITED)
     assert row.message.startswith("reference breaks it without the plugin: ")

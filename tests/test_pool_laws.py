@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 
 from kvref.target import perform
-from kvref_conformance.faults import FAULTS
-from kvref_conformance.host import parts
 from kvref_conformance.laws import LAWS, LawBroken
 from kvref_conformance.laws.pool import (
     bad_input_refused,
@@ -18,8 +16,10 @@ from kvref_conformance.laws.pool import (
     reset,
     reuse_order,
 )
+from kvref_conformance.processes.host import parts
 from kvref_conformance.report.narrate import describe_operation, narrate
-from kvref_conformance.stage import _is_answer
+from kvref_conformance.running.exploring.stage import _is_answer
+from kvref_conformance.targets.faults import FAULTS
 from kvref_conformance.targets.reference.pool import CURRENT
 from kvref_conformance.targets.reference.target import ReferenceTarget
 

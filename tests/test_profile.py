@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvref_conformance import profile as profiles
-from kvref_conformance.capabilities import CAPABILITIES
-from kvref_conformance.check import prepare
-from kvref_conformance.cli import cli
-from kvref_conformance.profile import Profile, ProfileError, choose_profile
-from kvref_conformance.schemas import schema
-from kvref_conformance.toml_lines import Toml, TomlError
+from kvref_conformance.commands.cli import cli
+from kvref_conformance.documents import profile as profiles
+from kvref_conformance.documents.capabilities import CAPABILITIES
+from kvref_conformance.documents.profile import Profile, ProfileError, choose_profile
+from kvref_conformance.documents.schemas import schema
+from kvref_conformance.documents.toml_lines import Toml, TomlError
+from kvref_conformance.running.loading import prepare
 
 TARGETS = Path(__file__).parent / "targets"
 TODAY = datetime.date.today()

@@ -18,17 +18,16 @@ from typing import Any
 import pytest
 
 from kvref.target import perform
-from kvref_conformance.host import _PARTS
 from kvref_conformance.laws import LAWS
-from kvref_conformance.laws.core import Law
-from kvref_conformance.programs import (
+from kvref_conformance.laws.core import Law, Level
+from kvref_conformance.processes.host import _PARTS
+from kvref_conformance.running.programs.runtime import perform_operation
+from kvref_conformance.running.programs.writer import (
     ProgramError,
     Source,
     collect,
     stand_alone_program,
 )
-from kvref_conformance.programs_runtime import perform_operation
-from kvref_conformance.results import Level
 from kvref_conformance.targets import operations_module
 
 INLINE = ("fake",)
@@ -509,7 +508,7 @@ def test_refused_programs(engine: Path, options: dict[str, Any], message: str) -
 def test_same_inputs_same_program() -> None:
     making = """
         from kvref_conformance.laws import LAWS
-        from kvref_conformance.programs import Source, stand_alone_program
+        from kvref_conformance.running.programs.writer import Source, stand_alone_program
         run = {"operations": [{"op": "specs.build", "args": {}}, {"op": "specs.copy", "args": {}}]}
         for runs in [run], [run, run]:
             print(stand_alone_program(

@@ -14,9 +14,9 @@ from crosshair.core import ConditionCheckable, analyze_function
 from crosshair.options import AnalysisKind, AnalysisOptionSet
 from wrong_arithmetic import FAULTS
 
-from kvref_conformance import proofs, prove
-from kvref_conformance.proofs import contracts, prover
-from kvref_conformance.schemas import validate
+from kvref_conformance import proofs
+from kvref_conformance.documents.schemas import validate
+from kvref_conformance.proofs import contracts, prove, prover
 
 CONTRACTS = contracts()
 

@@ -16,21 +16,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
-from kvref_conformance.laws.core import Law
-from kvref_conformance.report import (
-    ForeignDirectory,
-    claim,
-    progress,
-    render,
-    render_laws,
-    trace_digest,
-    write_report,
-)
-from kvref_conformance.report.names import repro_name, trace_name
+from kvref_conformance.documents.folder import ForeignDirectory, claim
+from kvref_conformance.documents.names import repro_name, slug, trace_digest, trace_name
+from kvref_conformance.documents.results import Result, Row, Status, Trace
+from kvref_conformance.documents.schemas import InvalidDocument, validate
+from kvref_conformance.laws.core import Law, Level
+from kvref_conformance.report.files import write_report
 from kvref_conformance.report.narrate import describe_operation, describe_outcome, narrate
-from kvref_conformance.report.text import slug, visible
-from kvref_conformance.results import Level, Result, Row, Status, Trace
-from kvref_conformance.schemas import InvalidDocument, validate
+from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import render, render_laws
+from kvref_conformance.report.text import visible
 
 MLA: dict[str, Any] = {
     "class": "MLAAttentionSpec",

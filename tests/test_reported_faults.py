@@ -6,14 +6,14 @@ import io
 import pytest
 from rich.console import Console
 
-from kvref_conformance.baseline import NO_BASELINE
-from kvref_conformance.check import loaded
-from kvref_conformance.faults import FAULTS, REPORTED
+from kvref_conformance.documents.baseline import NO_BASELINE
+from kvref_conformance.documents.results import Row, Status, Trace
 from kvref_conformance.laws import LAWS
-from kvref_conformance.report import progress
-from kvref_conformance.results import Row, Status, Trace
-from kvref_conformance.runner import DEPTHS, Options
-from kvref_conformance.worker import Worker
+from kvref_conformance.processes.launch import Worker
+from kvref_conformance.report.progress import progress
+from kvref_conformance.running.checker import DEPTHS, Options
+from kvref_conformance.running.loading import loaded
+from kvref_conformance.targets.faults import FAULTS, REPORTED
 
 SHOWN_BY = {
     "start_forgets_what_was_registered": "registry",

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from conftest import EXAMPLES, Kvref
 
-from kvref_conformance import runner
+from kvref_conformance.documents.results import Trace
 from kvref_conformance.laws import LAWS
-from kvref_conformance.reducer import reduce_death
-from kvref_conformance.results import Trace
-from kvref_conformance.runner import flags_needed
-from kvref_conformance.stage import Journal
+from kvref_conformance.running import checker as runner
+from kvref_conformance.running.checker import flags_needed
+from kvref_conformance.running.dispatch import seed_of
+from kvref_conformance.running.exploring.stage import Journal
+from kvref_conformance.running.reducer import reduce_death
 from kvref_conformance.targets.plugins import NO_PLUGIN
-from kvref_conformance.units import seed_of
 
 TOY = "hostile_toy:target"
 MERGING = ("--laws", "spec.merge-identity", "--laws", "spec.merge-refuses-unequal")

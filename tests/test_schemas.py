@@ -7,9 +7,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvref_conformance import proofs
-from kvref_conformance.diff import Kind, compare, document as diff_document
-from kvref_conformance.results import Level, Status, Verdict
-from kvref_conformance.schemas import (
+from kvref_conformance.documents.diff import Kind, compare, document as diff_document
+from kvref_conformance.documents.results import Status, Verdict
+from kvref_conformance.documents.schemas import (
     BASELINE,
     BENCH,
     DIFF,
@@ -23,6 +23,7 @@ from kvref_conformance.schemas import (
     schema,
     validate,
 )
+from kvref_conformance.laws.core import Level
 
 NAMES: tuple[Name, ...] = get_args(Name)
 RUNS = [{"flags": ["-O"], "operations": [{"op": "specs.build", "args": {"spec": {}}}]}]

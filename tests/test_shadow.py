@@ -9,16 +9,16 @@ import pytest
 from conftest import Kvref
 from rich.console import Console
 
-from kvref_conformance.baseline import NO_BASELINE
-from kvref_conformance.check import loaded
+from kvref_conformance.documents.baseline import NO_BASELINE
+from kvref_conformance.documents.results import Row, Status
 from kvref_conformance.laws import LAWS, LawBroken
 from kvref_conformance.laws.shadow_blocks import shadow_of
-from kvref_conformance.report import progress
-from kvref_conformance.results import Row, Status
-from kvref_conformance.runner import Options
-from kvref_conformance.stage import SwiftStage
+from kvref_conformance.processes.launch import Worker
+from kvref_conformance.report.progress import progress
+from kvref_conformance.running.checker import Options
+from kvref_conformance.running.exploring.stage import SwiftStage
+from kvref_conformance.running.loading import loaded
 from kvref_conformance.targets.reference.target import ReferenceTarget
-from kvref_conformance.worker import Worker
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.engine import Engine, Setup
 
@@ -57,7 +57,7 @@ def test_the_shadow_alone_finds(fault: str, law: str, subject: str, monkeypatch:
     assert driven is not None
     monkeypatch.setitem(driven.examples, "standard", 400 if fault.partition(":")[2] in MANY else 40)
     start = time.monotonic()
-    rows = check(f"kvref_conformance.faults.{fault}", subject)
+    rows = check(f"kvref_conformance.targets.faults.{fault}", subject)
     assert time.monotonic() - start < SECONDS
     found = [row for row in rows if row.status is Status.BROKEN]
     assert law in {row.law for row in found}

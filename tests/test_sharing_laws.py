@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from kvref.target import perform
-from kvref_conformance.faults import FAULTS
 from kvref_conformance.laws import LAWS, LawBroken
 from kvref_conformance.laws.sharing import (
     alias,
@@ -17,7 +16,8 @@ from kvref_conformance.laws.sharing import (
     no_cost,
     order_free,
 )
-from kvref_conformance.stage import _is_answer
+from kvref_conformance.running.exploring.stage import _is_answer
+from kvref_conformance.targets.faults import FAULTS
 from kvref_conformance.targets.reference.target import ReferenceTarget
 from kvref_strategies.catalogue import WORKLOADS
 

@@ -7,7 +7,6 @@ import pytest
 
 import kvref.specs
 from kvref.specs import KVCacheSpec, UniformTypeKVCacheSpecs
-from kvref_conformance.host import parts
 from kvref_conformance.laws import LawBroken
 from kvref_conformance.laws.spec import illegal_refused, illegalities, pickle_round_trip
 from kvref_conformance.laws.spec_groups import (
@@ -26,6 +25,7 @@ from kvref_conformance.laws.spec_pages import (
     page_positive,
     page_scaling,
 )
+from kvref_conformance.processes.host import parts
 from kvref_strategies.specs import KNOWN_KINDS
 
 Event = dict[str, Any]

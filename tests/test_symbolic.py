@@ -12,12 +12,12 @@ import pytest
 from conftest import TARGETS, Kvref
 from hypothesis import given, settings, strategies as st
 
-from kvref_conformance import check
-from kvref_conformance.host import describe
 from kvref_conformance.laws import LAWS
-from kvref_conformance.runner import DEPTHS
-from kvref_conformance.stage import Journal, LocalStage, Stage
-from kvref_conformance.symbolic import SymbolicExplorer
+from kvref_conformance.processes.host import describe
+from kvref_conformance.running import loading as check
+from kvref_conformance.running.checker import DEPTHS
+from kvref_conformance.running.exploring.stage import Journal, LocalStage, Stage
+from kvref_conformance.running.exploring.symbolic import SymbolicExplorer
 from kvref_conformance.targets.reference.target import ReferenceTarget
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.specs import RANGES, class_info, descriptors, legal_block_sizes, menu, one_of, widened

@@ -8,7 +8,7 @@ import pytest
 
 from kvref.target import perform
 from kvref_conformance.laws import LAWS, LawBroken
-from kvref_conformance.stage import _is_answer
+from kvref_conformance.running.exploring.stage import _is_answer
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 FIELDS = {"block_size": 4, "num_kv_heads": 2, "head_size": 2, "dtype": "torch.float16"}

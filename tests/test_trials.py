@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from kvref_conformance.check import loaded
-from kvref_conformance.report.progress import Silence
-from kvref_conformance.trials import Trial, try_on
-from kvref_conformance.units import Unit
-from kvref_conformance.worker import Worker
+from kvref_conformance.processes.launch import Worker
+from kvref_conformance.running.dispatch import Unit
+from kvref_conformance.running.loading import loaded
+from kvref_conformance.running.progress import Silence
+from kvref_conformance.running.time_to_find import Trial, try_on
 
-MERGE = "kvref_conformance.faults.spec:alignment_lost_in_merge"
-DEADLY = "kvref_conformance.faults.target:merge_ends_the_process"
+MERGE = "kvref_conformance.targets.faults.spec:alignment_lost_in_merge"
+DEADLY = "kvref_conformance.targets.faults.target:merge_ends_the_process"
 
 
 def of_merging(units: list[Unit]) -> list[Unit]:

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line, or say in one line what is missing."""
     try:
-        from kvref_conformance.cli import cli
+        from kvref_conformance.commands.cli import cli
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing.startswith("kvref"):

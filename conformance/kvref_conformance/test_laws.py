@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvref_conformance.check import Loaded, NoSuchLaw, choose_baseline, loaded, prepare, select_laws
-from kvref_conformance.hosts import HostError
+from kvref_conformance.documents.profile import ProfileError
+from kvref_conformance.documents.results import EXIT_CODES, Status
 from kvref_conformance.laws import ANSWERS
-from kvref_conformance.profile import ProfileError
-from kvref_conformance.report import progress, render
-from kvref_conformance.results import EXIT_CODES, Status
-from kvref_conformance.runner import DEPTH, DEPTHS, Options
+from kvref_conformance.processes.launch import TargetFailed
+from kvref_conformance.processes.releases import HostError
+from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import render
+from kvref_conformance.running.checker import DEPTH, DEPTHS, Options
+from kvref_conformance.running.loading import Loaded, NoSuchLaw, choose_baseline, loaded, prepare, select_laws
 from kvref_conformance.targets import UnknownTarget
-from kvref_conformance.worker import TargetFailed
 
 
 def option(config: pytest.Config, name: str) -> Any:
@@ -64,7 +65,7 @@ def test_there_is_something_to_judge(target: Loaded, request: pytest.FixtureRequ
     """What does not apply is skipped, but a target to which nothing applies has not passed."""
     laws = select_laws(option(request.config, "--kv-laws"))
     with progress(Console(file=io.StringIO())) as watcher:
-        runner = target.runner(Options(laws=laws), watcher)
+        runner = target.checker(Options(laws=laws), watcher)
     if not runner.has_work():
         reasons = dict.fromkeys(row.message for row in runner.left_out())
         pytest.fail(f"nothing was judged: {'; '.join(reasons)}", pytrace=False)

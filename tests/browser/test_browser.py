@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from test_html_report import HOSTILE, broken, hostile, many, result
 
+from kvref_conformance.documents.results import Row, Status
+from kvref_conformance.laws.core import Level
 from kvref_conformance.report.page import page
-from kvref_conformance.results import Level, Row, Status
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 LIGHT, DARK = "--blink-settings=preferredColorScheme=1", "--blink-settings=preferredColorScheme=0"

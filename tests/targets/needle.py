@@ -8,7 +8,7 @@ from typing import Any
 import vendor_toy
 
 from kvref.specs import AttentionSpec
-from kvref_conformance.faults.breaking import break_it
+from kvref_conformance.targets.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 BLOCK_SIZE = 131_071

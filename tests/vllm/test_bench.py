@@ -10,8 +10,8 @@ from running import PYTHON
 from test_differential import Target, loaded
 
 from kvref_conformance.bench.cache import DECODES, PROMPT
-from kvref_conformance.bench.models import BLOCK_SIZE, GROUPS
-from kvref_conformance.worker import Worker
+from kvref_conformance.processes.launch import Worker
+from kvref_conformance.targets.bench_models import BLOCK_SIZE, GROUPS
 
 LACKING = {
     ("sharing.join", "chain", 5),

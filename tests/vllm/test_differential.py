@@ -19,10 +19,10 @@ from listed import CACHE, PLANS, listed
 from lockstep import Deviation, Lockstep, Parted, Perform, Plans
 from running import PYTHON
 
-from kvref_conformance.session import Session
-from kvref_conformance.stage import answer
+from kvref_conformance.processes.launch import Worker, running_hosts
+from kvref_conformance.processes.session import Session
+from kvref_conformance.running.exploring.stage import answer
 from kvref_conformance.targets.reference.target import ReferenceTarget
-from kvref_conformance.worker import Worker, running_hosts
 from kvref_strategies import caches, models
 from kvref_strategies.engine import CHOICES, Engine
 from kvref_strategies.workload import Description
@@ -217,10 +217,10 @@ def test_plans_differ_as_listed_alone(seen_of_plans: dict[str, Seen]) -> None:
     ],
 )
 def test_a_faulty_cache_is_found(vllm: Target, fault: str, subject: str) -> None:
-    with loaded(Worker(f"kvref_conformance.faults.{fault}")) as faulty:
+    with loaded(Worker(f"kvref_conformance.targets.faults.{fault}")) as faulty:
         assert compare_caches(faulty, vllm, subject, FEWEST).unlisted
 
 
 def test_a_faulty_plan_is_found(vllm: Target) -> None:
-    with loaded(Worker("kvref_conformance.faults.plan:incomplete_groups_left_out")) as faulty:
+    with loaded(Worker("kvref_conformance.targets.faults.plan:incomplete_groups_left_out")) as faulty:
         assert compare_plans(faulty, vllm, "windows").unlisted

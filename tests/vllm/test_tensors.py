@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from running import PYTHON
 
-from kvref_conformance.check import prepare
-from kvref_conformance.session import Session
-from kvref_conformance.worker import Worker, running_hosts
+from kvref_conformance.processes.launch import Worker, running_hosts
+from kvref_conformance.processes.session import Session
+from kvref_conformance.running.loading import prepare
 
 Ask = Callable[..., Any]
 """Performs an operation and tells its value."""

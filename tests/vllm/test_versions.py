@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 from running import facets, rows
 
-from kvref_conformance.baseline import NO_BASELINE
-from kvref_conformance.check import loaded, prepare
-from kvref_conformance.hosts import VERSIONS
-from kvref_conformance.report import progress
+from kvref_conformance.documents.baseline import NO_BASELINE
+from kvref_conformance.processes.releases import VERSIONS
 from kvref_conformance.report.files import report_document
-from kvref_conformance.runner import Options
+from kvref_conformance.report.progress import progress
+from kvref_conformance.running.checker import Options
+from kvref_conformance.running.loading import loaded, prepare
 
 LATENT = "SlidingWindowMLASpec"
 FULL = "FullAttentionSpec"

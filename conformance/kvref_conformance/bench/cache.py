@@ -8,7 +8,7 @@ from typing import Any
 
 from kvref.target import CacheCalls
 from kvref_conformance.bench.benchmark import Benchmark, Limit, Params, Prepared, Subject
-from kvref_conformance.bench.models import BLOCK_SIZE, GROUPS
+from kvref_conformance.targets.bench_models import BLOCK_SIZE, GROUPS
 
 PROMPT, DECODES = 2048, 128
 LIVES = 4

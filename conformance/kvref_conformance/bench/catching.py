@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from kvref_conformance.bench.benchmark import Benchmark, Prepared
-from kvref_conformance.check import loaded
-from kvref_conformance.fault_matrix import faults
-from kvref_conformance.report.progress import Silence
-from kvref_conformance.trials import try_on
-from kvref_conformance.worker import Worker
+from kvref_conformance.processes.launch import Worker
+from kvref_conformance.running.fault_matrix import faults
+from kvref_conformance.running.loading import loaded
+from kvref_conformance.running.progress import Silence
+from kvref_conformance.running.time_to_find import try_on
 
 _FAULTS = {fault.name: fault for fault in faults()}
 

@@ -11,16 +11,17 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from kvref.target import Json
-from kvref_conformance import schemas
 from kvref_conformance.bench.benchmark import Benchmark, Case
 from kvref_conformance.bench.catching import CATCH, NotCaught
 from kvref_conformance.bench.registry import BENCHMARKS as NEXT_TO_A_TARGET
-from kvref_conformance.bench.serving import BY_OPERATIONS, NATIVE, Timing
-from kvref_conformance.check import Loaded
-from kvref_conformance.report.progress import Progress
-from kvref_conformance.session import NotJudged, Session
+from kvref_conformance.bench.serving import BY_OPERATIONS, NATIVE, Timing, served
+from kvref_conformance.documents import schemas
+from kvref_conformance.processes.launch import TargetFailed
+from kvref_conformance.processes.names import name_of
+from kvref_conformance.processes.session import NotJudged, Session
+from kvref_conformance.running.loading import Loaded
+from kvref_conformance.running.progress import Progress
 from kvref_conformance.targets import DEFAULT_TARGET
-from kvref_conformance.worker import TargetFailed
 
 BENCHMARKS: dict[str, Benchmark] = {**NEXT_TO_A_TARGET, CATCH.name: CATCH}
 
@@ -211,7 +212,7 @@ class _There:
         self._case, self._contender, self._way = case, contender, way
         worker, hosts = contender.loaded.worker, contender.loaded.hosts
         try:
-            self._session = Session(hosts.addresses[""], worker.timeout, kind="bench")
+            self._session = Session(hosts.addresses[""], worker.timeout, through=name_of(served))
         except NotJudged as error:
             raise CannotTime(str(error)) from error
         self._passes = 1

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from kvref_conformance.bench.comparison import Contender, way_of
-from kvref_conformance.session import Session
+from kvref_conformance.bench.serving import served
+from kvref_conformance.processes.names import name_of
+from kvref_conformance.processes.session import Session
 
 
 class Environment(TypedDict):
@@ -61,6 +63,6 @@ def _device(contender: Contender) -> str:
     device = loaded.description["device"]
     if device == "cpu":
         return device
-    with Session(loaded.hosts.addresses[""], loaded.worker.timeout, kind="bench") as session:
+    with Session(loaded.hosts.addresses[""], loaded.worker.timeout, through=name_of(served)) as session:
         named: Any = session.perform("bench.device_name", {}).get("value", device)
     return str(named)

@@ -7,8 +7,8 @@ import random
 from kvref_conformance.bench.benchmark import Benchmark, Limit, Params, Prepared, Subject
 from kvref_conformance.bench.calls import prepared
 from kvref_conformance.bench.limits import QUEUED
-from kvref_conformance.bench.models import FULL, PAGE, SMALL, full_of, layers_of
 from kvref_conformance.bench.planning import SIZES
+from kvref_conformance.targets.bench_models import FULL, PAGE, SMALL, full_of, layers_of
 
 LAYERS = 64
 FEW = 4

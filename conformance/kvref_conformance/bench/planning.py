@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvref_conformance.bench.benchmark import Benchmark, Prepared, Subject
 from kvref_conformance.bench.calls import prepared
-from kvref_conformance.bench.models import MODELS, PAGE, layers_of
+from kvref_conformance.targets.bench_models import MODELS, PAGE, layers_of
 
 BLOCKS = 4096
 """That there is memory for, of each layer."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvref.target import PoolCalls
 from kvref_conformance.bench.benchmark import Benchmark, Limit, Params, Prepared, Subject
-from kvref_conformance.bench.models import BLOCK_SIZE
+from kvref_conformance.targets.bench_models import BLOCK_SIZE
 
 CHUNK = 16
 """Blocks of a request."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kvref_conformance.bench.benchmark import Benchmark, Prepared, Subject
-from kvref_conformance.driver import LENGTH
-from kvref_conformance.explorer import Explorer
 from kvref_conformance.laws.shadow_blocks import Shadow
-from kvref_conformance.stage import Journal, LocalStage, Stage, SwiftStage
+from kvref_conformance.running.exploring.driver import LENGTH
+from kvref_conformance.running.exploring.explorer import Explorer
+from kvref_conformance.running.exploring.stage import Journal, LocalStage, Stage, SwiftStage
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.engine import CHOICES, Engine, Setup
 from kvref_strategies.specs import class_info, minimal

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kvref_conformance.laws.cache_steps import State, Step, steps
-from kvref_conformance.laws.core import Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def none_changes_nothing(runs: Runs) -> int:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvref_conformance.laws.addresses import Caches, Place, is_plain
-from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
 from kvref_conformance.laws.registry import told
-from kvref_conformance.results import Level
 
 
 def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:

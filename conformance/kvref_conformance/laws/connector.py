@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvref_conformance.laws.cache_steps import State, Step, steps
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 
 @dataclass

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvref_conformance.laws.cache_steps import Cache, Group, State, Step, steps
-from kvref_conformance.laws.core import Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def lookups(runs: Runs) -> Iterator[tuple[Step, int]]:

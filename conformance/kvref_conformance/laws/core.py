@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
-
-from kvref_conformance.results import Level
 
 Event = dict[str, Any]
 """`{"op": "specs.build", "args": {...}, "outcome": {...}}`: an operation and what it answered."""
 
 Runs = list[list[Event]]
 """The events of a trace; each inner list came from a process of its own."""
+
+
+class Level(StrEnum):
+    """How much a broken law matters."""
+
+    SAFETY = "safety"
+    ROBUSTNESS = "robustness"
 
 
 class LawBroken(Exception):

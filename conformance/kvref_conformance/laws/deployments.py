@@ -6,10 +6,9 @@ import re
 from math import lcm
 from typing import Any
 
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS, listed, made, mix, plans, refuse_uncovered
 from kvref_conformance.laws.registry import told
-from kvref_conformance.results import Level
 
 
 def answered(runs: Runs, operation: str) -> list[Event]:

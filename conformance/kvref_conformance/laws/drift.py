@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 
 def answers_to(runs: Runs, operation: str) -> list[Any]:

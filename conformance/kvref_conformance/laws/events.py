@@ -6,8 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kvref_conformance.laws.cache_steps import State, steps
-from kvref_conformance.laws.core import Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def replay(runs: Runs) -> int:

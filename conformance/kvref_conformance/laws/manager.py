@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from kvref_conformance.laws.cache_steps import WINDOWS, Group, State, Step, steps
-from kvref_conformance.laws.core import Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def granted(runs: Runs) -> Iterator[tuple[Step, Group, State]]:

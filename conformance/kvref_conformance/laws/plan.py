@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.registry import told
-from kvref_conformance.results import Level
 
 INTERNAL_ERRORS = (
     "AssertionError",

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 State = dict[str, Any]
 """What a probe answers: `free`, `free_count`, `refs`, `keys`, `found`."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 Entry = dict[str, str | None]
 """What a look-up answers: manager and uniform base."""

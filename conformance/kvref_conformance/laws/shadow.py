@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 from kvref_conformance.laws.shadow_blocks import Reading, shadow_of
-from kvref_conformance.results import Level
 
 ON_SLOTS = ("tensors.write_slots", "tensors.copy_slots", "tensors.compare_slots")
 

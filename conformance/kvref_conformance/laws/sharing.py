@@ -7,10 +7,9 @@ from collections import Counter
 from typing import Any
 
 from kvref_conformance.laws.addresses import Caches
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
 from kvref_conformance.laws.registry import told
-from kvref_conformance.results import Level
 
 Targets = dict[str, str]
 """The target of each layer that shares."""

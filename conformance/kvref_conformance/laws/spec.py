@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 DECIDING_FIELDS = (
     "block_size",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.spec import built, deciding_differences, differences, told_apart, value_of
-from kvref_conformance.results import Level
 
 
 def classes_of(specs: list[dict[str, Any]]) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kvref_conformance.laws.cache_steps import steps
-from kvref_conformance.laws.core import Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def memory_covers_held(runs: Runs) -> int:

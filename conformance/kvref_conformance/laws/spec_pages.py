@@ -7,9 +7,8 @@ import math
 import re
 from typing import Any
 
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
-from kvref_conformance.results import Level
 
 SCALE_BYTES = 4
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvref_conformance.laws.core import Law, LawBroken, Runs
+from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 from kvref_conformance.laws.registry import told
-from kvref_conformance.results import Level
 
 
 def substitute(runs: Runs) -> int:

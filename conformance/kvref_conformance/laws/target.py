@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvref_conformance.laws.core import Law, LawBroken, Runs
-from kvref_conformance.results import Level
+from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def answers(runs: Runs) -> int:

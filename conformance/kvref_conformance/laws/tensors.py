@@ -6,10 +6,9 @@ from math import prod
 from typing import Any
 
 from kvref_conformance.laws.addresses import Place, allocations, blocks_per_block, complete, is_plain
-from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
 from kvref_conformance.laws.registry import told
-from kvref_conformance.results import Level
 
 
 def allocate_total(runs: Runs) -> int:

@@ -26,7 +26,7 @@ from crosshair.core_and_libs import MessageType, run_checkables
 from crosshair.options import AnalysisKind, AnalysisOptionSet
 
 from kvref.registry import KVCacheSpecRegistry
-from kvref_conformance.programs_runtime import how_it_ended
+from kvref_conformance.processes.exit_codes import how_it_ended
 from kvref_conformance.proofs import Verdict, contracts
 
 GRACE_SECONDS = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvref_conformance.results import Verdict
+from kvref_conformance.documents.results import Verdict
 
 _COLOURS = {
     Verdict.CONFORMANT: "brightgreen",

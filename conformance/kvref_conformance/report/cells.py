@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvref_conformance.results import Status
+from kvref_conformance.documents.results import Status
 
 INCOMPLETE = "incomplete"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvref_conformance.reached import ranges
+from kvref_conformance.documents.results import FileReached, Reached, Result
 from kvref_conformance.report.text import visible
-from kvref_conformance.results import FileReached, Reached, Result
+from kvref_conformance.running.coverage import ranges
 
 _FEW = 3
 

@@ -8,10 +8,11 @@ from itertools import groupby
 
 from rich.console import Console
 
-from kvref_conformance.diff import Change, Condition, Diff, Kind
+from kvref_conformance.documents.diff import Change, Condition, Diff, Kind
+from kvref_conformance.documents.results import Status, Verdict
+from kvref_conformance.laws.core import Level
 from kvref_conformance.report.terminal import VERDICT_STYLES, Printer
 from kvref_conformance.report.text import visible
-from kvref_conformance.results import Level, Status, Verdict
 
 _TITLES = {
     Kind.BROKEN: "newly broken",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import click
 
-from kvref_conformance import baseline as baselines
-from kvref_conformance.profile import Profile
+from kvref_conformance.documents import baseline as baselines
+from kvref_conformance.documents.profile import Profile
+from kvref_conformance.documents.results import Row, Status
+from kvref_conformance.processes.launch import Worker
 from kvref_conformance.report.terminal import by_reason, unjudged
 from kvref_conformance.report.text import visible
-from kvref_conformance.results import Row, Status
-from kvref_conformance.worker import Worker
 from kvref_strategies.workload import Description
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
-from kvref_conformance.capabilities import CAPABILITIES
-from kvref_conformance.fault_matrix import Fault
+from kvref_conformance.documents.capabilities import CAPABILITIES
 from kvref_conformance.laws import ANSWERS, Law
+from kvref_conformance.laws.core import Level
 from kvref_conformance.report.lawbook import faults_of, place
 from kvref_conformance.report.terminal import Printer
-from kvref_conformance.results import Level
-from kvref_conformance.runner import DEPTH
+from kvref_conformance.running.checker import DEPTH
+from kvref_conformance.running.fault_matrix import Fault
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Workload
 

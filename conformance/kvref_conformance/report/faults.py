@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from kvref_conformance.fault_matrix import Tried, in_order, quantiles, told
-from kvref_conformance.runner import DEPTH
+from kvref_conformance.running.checker import DEPTH
+from kvref_conformance.running.fault_matrix import Tried, in_order, quantiles, told
 
 _HEAD = """# Faults, and the laws that catch them
 

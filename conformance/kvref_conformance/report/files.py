@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvref_conformance.documents.folder import as_json, claim, write
+from kvref_conformance.documents.names import BADGE, COVERAGE, PAGE, plain, repro_name, trace_name
+from kvref_conformance.documents.results import Result, Row
+from kvref_conformance.documents.schemas import REPORT, validate
 from kvref_conformance.report.badge import badge
 from kvref_conformance.report.coverage import coverage_document, coverage_page
 from kvref_conformance.report.junit import junit
-from kvref_conformance.report.names import BADGE, COVERAGE, PAGE, plain, repro_name, trace_name
 from kvref_conformance.report.page import page
-from kvref_conformance.results import Result, Row
-from kvref_conformance.schemas import REPORT, validate
 
 _GENERATED = re.compile(r".*-[0-9a-f]{8}\.(json|py)|\..*\.tmp")
 """Names in traces/ and repro/ that a report may have left: what else lies there is the user's."""
-
-
-class ForeignDirectory(ValueError):
-    """The directory holds something else than an earlier report, so nothing is written to it."""
-
-    def __init__(self, directory: Path, reason: str, what: str = "report") -> None:
-        super().__init__(
-            f"will not write a {what} to {directory}: {reason}; "
-            f"name a new or empty directory, or one with an earlier kvref {what}"
-        )
-        self.directory = directory
 
 
 def write_report(result: Result, directory: Path, beside: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
@@ -61,40 +48,6 @@ def write_report(result: Result, directory: Path, beside: Sequence[Mapping[str, 
             if path not in written and _GENERATED.fullmatch(path.name):
                 path.unlink()
     return written
-
-
-def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
-    """Make the directory, or see that it is empty or holds an earlier report (or what else it is to be).
-
-    `write_report` does so itself; ask before a long run to be refused before it, not after.
-
-    Raises:
-        ForeignDirectory: the directory is in other use.
-    """
-
-    def foreign(reason: str) -> ForeignDirectory:
-        return ForeignDirectory(directory, reason, what)
-
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise foreign("it is not a directory") from None
-    if not any(directory.iterdir()):
-        return
-    name = f"{what}.json"
-    try:
-        earlier = json.loads((directory / name).read_bytes())
-    except FileNotFoundError:
-        raise foreign(f"it is not empty and has no {name}") from None
-    except (OSError, ValueError):
-        raise foreign(f"its {name} cannot be read") from None
-    if not isinstance(earlier, dict) or earlier.get("schema") != schema:
-        raise foreign(f"its {name} is not a {schema}")
-    for folder in ("traces", "repro"):
-        path = directory / folder
-        # Through a link, stale files would be removed, and new ones written, somewhere else.
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise foreign(f"its {folder} is not a directory of its own")
 
 
 def report_document(result: Result) -> dict[str, Any]:
@@ -173,22 +126,5 @@ def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: mapping[key] for key in sorted(mapping)}
 
 
-def as_json(document: object) -> bytes:
-    """Indented, and in ASCII, so that looking at a file never sends a target's codes to a terminal."""
-    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode("ascii")
-
-
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
-
-
-def write(path: Path, content: bytes) -> None:
-    """Replace the file in one step: a reader sees the old content or the new, never half."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -13,13 +13,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.behaviours import BEHAVIOURS, GROUPS, SAMPLED
-from kvref_conformance.findings import UNFINISHED, Finding, Store, Tally
-from kvref_conformance.fuzz import Fuzz, View
+from kvref_conformance.documents.results import Status
 from kvref_conformance.report.narrate import remark
 from kvref_conformance.report.terminal import Printer
 from kvref_conformance.report.text import visible
-from kvref_conformance.results import Status
+from kvref_conformance.running.exploring.behaviours import BEHAVIOURS, GROUPS, SAMPLED
+from kvref_conformance.running.fuzz import Fuzz, View
+from kvref_conformance.running.fuzz_store import UNFINISHED, Finding, Store, Tally
 
 _SECONDS_BETWEEN_LINES = 10.0
 _REFRESHES = 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from kvref_conformance.documents.results import Result, Row, Status
 from kvref_conformance.report.narrate import narrate, remark
 from kvref_conformance.report.text import visible, visible_lines
-from kvref_conformance.results import Result, Row, Status
 
 _LONGEST_NAME = 200
 

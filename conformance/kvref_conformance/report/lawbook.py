@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 
-from kvref_conformance.fault_matrix import Fault, faults
 from kvref_conformance.laws import Law
+from kvref_conformance.running.fault_matrix import Fault, faults
 from kvref_strategies.catalogue import WORKLOADS
 
 _HEAD = """# Laws

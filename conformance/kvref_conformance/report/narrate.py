@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kvref_conformance.results import Row
+from kvref_conformance.documents.results import Row
 
 Labels = Mapping[str, str]
 """What to call a spec that was built before, by its `_key`."""

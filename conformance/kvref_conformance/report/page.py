@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from kvref_conformance.documents.names import COVERAGE, plain, repro_name, trace_name
+from kvref_conformance.documents.results import Reached, Result, Row, Status
 from kvref_conformance.laws import LAWS, Law
 from kvref_conformance.report.cells import Cell, cell
 from kvref_conformance.report.coverage import heading, percent, places, remarks
-from kvref_conformance.report.names import COVERAGE, plain, repro_name, trace_name
 from kvref_conformance.report.narrate import remark
 from kvref_conformance.report.terminal import by_reason
 from kvref_conformance.report.text import visible, visible_lines
 from kvref_conformance.report.timeline import KINDS, Run, run_of
-from kvref_conformance.results import Reached, Result, Row, Status
 
 _ROOM_FOR_FINDINGS = 1_100_000
 _ROOM_FOR_LAWS = 350_000

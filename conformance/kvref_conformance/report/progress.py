@@ -6,45 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich import progress as live
 from rich.console import Console
 
 from kvref_conformance.report.text import visible
-
-__all__ = ["Progress", "Silence", "progress"]
+from kvref_conformance.running.progress import Progress
 
 _SECONDS_BETWEEN_LINES = 30.0
 _LONGEST_NAME = 60
-
-
-class Progress(Protocol):
-    """What a run tells of itself. A unit is one workload explored for one subject."""
-
-    def phase(self, name: str) -> None:
-        """Something that has no units begins (loading the target, confirming what was found)."""
-        ...
-
-    def unit_started(self, name: str) -> None: ...
-
-    def unit_progress(self, name: str, examples: int) -> None:
-        """So many examples of the unit have run."""
-        ...
-
-    def unit_done(self, name: str) -> None: ...
-
-
-class Silence:
-    """Tells nothing: of what is part of something that has progress of its own."""
-
-    def phase(self, name: str) -> None: ...
-
-    def unit_started(self, name: str) -> None: ...
-
-    def unit_progress(self, name: str, examples: int) -> None: ...
-
-    def unit_done(self, name: str) -> None: ...
 
 
 @contextmanager

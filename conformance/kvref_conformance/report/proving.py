@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from kvref_conformance.proofs import Verdict
-from kvref_conformance.prove import Proof
+from kvref_conformance.proofs.prove import Proof
 from kvref_conformance.report.terminal import Printer
 
 _STYLES = {

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvref_conformance.documents.names import COVERAGE, PAGE, repro_name
+from kvref_conformance.documents.results import Result, Row, Status, Verdict
 from kvref_conformance.laws import LAWS
-from kvref_conformance.laws.core import Law
+from kvref_conformance.laws.core import Law, Level
 from kvref_conformance.report.coverage import by_area, heading, percent, places, remarks
-from kvref_conformance.report.names import COVERAGE, PAGE, repro_name
 from kvref_conformance.report.narrate import narrate, remark
 from kvref_conformance.report.text import visible
-from kvref_conformance.results import Level, Result, Row, Status, Verdict
 
 _STYLES = {
     Status.BROKEN: "bold red",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 
 def visible(text: str, limit: int = 10_000, encoding: str = "utf-8") -> str:
     """The text with everything that does not print (control codes, bidi marks, ...) written as escapes.
@@ -20,11 +18,6 @@ def visible(text: str, limit: int = 10_000, encoding: str = "utf-8") -> str:
 def visible_lines(text: str, limit: int = 10_000) -> str:
     """Like `visible`, but line breaks stay line breaks."""
     return "\n".join(visible(line, limit) for line in text[:limit].splitlines())
-
-
-def slug(text: str, limit: int = 80) -> str:
-    """The text as part of a file name: ASCII letters, digits, `.`, `_` and `-`, never hidden or empty."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text[: 4 * limit]).lstrip(".-")[:limit] or "law"
 
 
 def _escape(char: str) -> str:

@@ -19,7 +19,7 @@ from kvref.sharing import add_kv_sharing_layers_to_kv_cache_groups
 from kvref.specs import MemoryLimits
 from kvref.target import BenchCall, CacheCalls, Pair, PoolCalls, SpecDescriptor
 from kvref.tensors import KVCaches, init_kv_cache
-from kvref_conformance.bench.models import FULL
+from kvref_conformance.targets.bench_models import FULL
 from kvref_conformance.targets.reference.planner import make_all
 from kvref_conformance.targets.reference.specs import make
 

@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu import attn_utils
 from vllm.v1.worker.utils import add_kv_sharing_layers_to_kv_cache_groups
 
 from kvref.target import BenchCall, CacheCalls, Pair, PoolCalls, SpecDescriptor
-from kvref_conformance.bench.models import FULL
+from kvref_conformance.targets.bench_models import FULL
 from kvref_conformance.targets.vllm import canonical, tensors
 from kvref_conformance.targets.vllm.cache import make_manager, register_built_ins
 from kvref_conformance.targets.vllm.planner import engine_config, make_all

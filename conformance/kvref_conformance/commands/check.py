@@ -1,0 +1,132 @@
+"""`kvref check`: run laws against a target."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from kvref_conformance.commands.options import (
+    Choice,
+    as_writable,
+    backend_option,
+    baseline_option,
+    coverage_option,
+    coverage_source_option,
+    depth_option,
+    device_option,
+    jobs_option,
+    laws_option,
+    seed_option,
+    subjects_option,
+    target_options,
+)
+from kvref_conformance.documents import baseline as baselines, diff as diffs
+from kvref_conformance.documents.folder import claim
+from kvref_conformance.documents.results import EXIT_CODES
+from kvref_conformance.report.files import report_document, write_report
+from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import render
+from kvref_conformance.running.checker import DEPTH, Options
+from kvref_conformance.running.coverage import needs_library
+from kvref_conformance.running.loading import choose_baseline, is_symbolic, loaded, select_laws
+
+
+@click.command()
+@target_options
+@laws_option
+@subjects_option
+@depth_option
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop after this long; by default the profile's, if it has one.",
+)
+@seed_option
+@backend_option
+@device_option
+@click.option(
+    "--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to."
+)
+@click.option(
+    "--beside",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Report of another version, for a table of laws by version on the page. Can be repeated.",
+)
+@jobs_option
+@click.option("--json", "as_json", is_flag=True, help="Print report.json instead of tables.")
+@click.option("--strict", is_flag=True, help="Broken robustness laws count, too.")
+@baseline_option
+@click.option(
+    "--save-baseline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=as_writable,
+    help="Write what was found broken as a baseline to review.",
+)
+@coverage_option
+@coverage_source_option
+@click.pass_context
+def check(
+    context: click.Context,
+    choice: Choice,
+    patterns: tuple[str, ...],
+    subjects: tuple[str, ...],
+    depth: str | None,
+    budget: float | None,
+    seed: int,
+    backend: str,
+    device: str,
+    report: Path | None,
+    beside: tuple[Path, ...],
+    jobs: int,
+    as_json: bool,
+    strict: bool,
+    baseline: str | None,
+    save_baseline: Path | None,
+    coverage: bool,
+    sources: tuple[str, ...],
+) -> None:
+    """Run laws against TARGET.
+
+    \b
+    Exit codes:  0  conformant, with declared gaps or without
+                 1  a law is broken, or one that the profile lists as known is not
+                 2  bad usage, or the profile or the target cannot be used
+                 3  incomplete: something was cut, died, or could not be confirmed
+    """
+    started = time.monotonic()
+    measured = sources if coverage or sources else None
+    if measured is not None:
+        needs_library()
+    laws = select_laws(patterns)
+    if beside and report is None:
+        raise click.UsageError("--beside is for the page of a report: say where, by --report DIR")
+    others = [diffs.read(path) for path in beside]
+    if report is not None:
+        claim(report)
+    symbolic = is_symbolic(backend, laws)
+    worker, declared = choice.prepare()
+    depth, budget = depth or declared.depth or DEPTH, declared.budget if budget is None else budget
+    options = Options(laws, depth, seed, budget, jobs, strict, subjects, symbolic=symbolic)
+    worker = replace(worker, measured=measured, symbolic=symbolic)
+    with (
+        progress(Console(stderr=True)) as watcher,
+        loaded(worker, laws, watcher, declared, device=device) as one,
+    ):
+        result = one.check(options, choose_baseline(baseline, one.description), watcher)
+    result.elapsed_seconds = time.monotonic() - started
+    if report is not None:
+        write_report(result, report, others)
+    if save_baseline is not None:
+        baselines.save(result, save_baseline)
+    if as_json:
+        click.echo(json.dumps(report_document(result), indent=1))
+    else:
+        render(result, Console(), report)
+    context.exit(EXIT_CODES[result.verdict])

@@ -1,0 +1,61 @@
+"""`kvref faults`: break the reference on purpose, and see which laws notice."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from kvref_conformance.commands.options import jobs_option, output_option, seed_option
+from kvref_conformance.documents.results import EXIT_CODES, Verdict
+from kvref_conformance.report.faults import page as fault_page, render_faults
+from kvref_conformance.report.progress import progress
+from kvref_conformance.running import fault_matrix
+
+
+@click.command()
+@click.option(
+    "--area", "areas", multiple=True, metavar="GLOB", help="Only faults of these areas, e.g. 'pool'."
+)
+@seed_option
+@jobs_option
+@click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
+@output_option
+@click.pass_context
+def faults(
+    context: click.Context, areas: tuple[str, ...], seed: int, jobs: int, as_json: bool, output: Path | None
+) -> None:
+    """Break the reference in many ways, and see which laws notice, and how soon.
+
+    Each fault is judged by the laws of its area; the reference as it is, the control, by all of these. All
+    areas take a quarter of an hour on two cores. A fault is a target like any other:
+
+    \b
+      kvref faults --area pool                                          a minute
+      kvref check kvref_conformance.targets.faults.pool:null_block_gets_a_key   one of them
+
+    \b
+    Exit codes:  0  each fault broke the law that is there for it, and the control none
+                 1  one did not, or the control did
+                 2  bad usage
+                 3  something could not be judged to the end
+    """
+    chosen = fault_matrix.faults(areas)
+    with progress(Console(stderr=True)) as watcher:
+        watcher.phase(f"trying {len(chosen)} faults")
+        tried = list(fault_matrix.try_all(chosen, seed, jobs, watcher))
+    if output is not None:
+        asked = "".join(f" --area {shlex.quote(area)}" for area in areas) + (
+            f" --seed {seed}" if seed else ""
+        )
+        output.write_text(fault_page(tried, f"kvref faults{asked}"), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(fault_matrix.document(tried, seed), indent=1))
+    else:
+        render_faults(tried, Console())
+    if not all(each.as_it_should_be for each in tried):
+        context.exit(1)
+    context.exit(EXIT_CODES[Verdict.INCOMPLETE] if any(each.trial.open for each in tried) else 0)

@@ -1,0 +1,36 @@
+"""`kvref init`: write a profile and a workflow to start with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from kvref_conformance.commands.init.starter import Wanted, badge, start
+from kvref_conformance.commands.options import Choice, target_options
+from kvref_conformance.report.progress import progress
+from kvref_conformance.report.text import visible
+from kvref_conformance.running.loading import loaded
+
+
+@click.command()
+@target_options
+def init(choice: Choice) -> None:
+    """Write a profile for TARGET, kvref.toml, and a workflow for GitHub Actions into the current folder.
+
+    TARGET is loaded, to see that it can be, and what has to be said of it. What is there is left as it is.
+    """
+    worker, declared = choice.prepare()
+    with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
+        asked = declared.target if choice.target in (None, declared.label) else choice.target
+        wanted = Wanted(asked or worker.target, worker.stubs, (*choice.paths, *declared.paths))
+        made = start(Path(), wanted, one.description)
+    for path in made.written:
+        click.echo(f"written      {path}")
+    for path in made.kept:
+        about = f", about {declared.target}" if str(path) == declared.name and declared.target else ""
+        click.echo(f"left as is   {path}{about}")
+    for note in declared.notes:
+        click.echo(f"note         {visible(note)}")
+    click.echo(f"badge        {badge()}")

@@ -1,0 +1,72 @@
+"""A folder of documents that kvref owns: claim it, and write each file in one step."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+
+from kvref_conformance.documents.schemas import REPORT
+
+
+class ForeignDirectory(ValueError):
+    """The directory holds something else than an earlier report, so nothing is written to it."""
+
+    def __init__(self, directory: Path, reason: str, what: str = "report") -> None:
+        super().__init__(
+            f"will not write a {what} to {directory}: {reason}; "
+            f"name a new or empty directory, or one with an earlier kvref {what}"
+        )
+        self.directory = directory
+
+
+def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
+    """Make the directory, or see that it is empty or holds an earlier report (or what else it is to be).
+
+    `write_report` does so itself; ask before a long run to be refused before it, not after.
+
+    Raises:
+        ForeignDirectory: the directory is in other use.
+    """
+
+    def foreign(reason: str) -> ForeignDirectory:
+        return ForeignDirectory(directory, reason, what)
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise foreign("it is not a directory") from None
+    if not any(directory.iterdir()):
+        return
+    name = f"{what}.json"
+    try:
+        earlier = json.loads((directory / name).read_bytes())
+    except FileNotFoundError:
+        raise foreign(f"it is not empty and has no {name}") from None
+    except (OSError, ValueError):
+        raise foreign(f"its {name} cannot be read") from None
+    if not isinstance(earlier, dict) or earlier.get("schema") != schema:
+        raise foreign(f"its {name} is not a {schema}")
+    for folder in ("traces", "repro"):
+        path = directory / folder
+        # Through a link, stale files would be removed, and new ones written, somewhere else.
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise foreign(f"its {folder} is not a directory of its own")
+
+
+def as_json(document: object) -> bytes:
+    """Indented, and in ASCII, so that looking at a file never sends a target's codes to a terminal."""
+    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode("ascii")
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace the file in one step: a reader sees the old content or the new, never half."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,49 @@
+"""Start a host in the target's interpreter, which need not have kvref installed.
+
+Run as a script (`python -P bootstrap.py '<json>'`), it may import nothing of kvref before `prepare`
+has made the suite importable: our own packages always come from the parent's installation, so that both
+ends speak the same version, and the libraries the suite needs only where the interpreter has none.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+
+class LentPackages:
+    """Finds the named top-level packages, and nothing else, in the given folders."""
+
+    def __init__(self, folders: dict[str, str]) -> None:
+        self._folders = folders
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        folder = self._folders.get(name)
+        if folder is None:
+            return None
+        return importlib.machinery.PathFinder.find_spec(name, [folder], target)
+
+
+def prepare(config: dict[str, Any]) -> None:
+    """Find the `own` packages before anything else, and the `lent` ones after everything else."""
+    sys.meta_path.insert(0, LentPackages(config["own"]))
+    sys.meta_path.append(LentPackages(config["lent"]))
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    prepare(config)
+    from kvref_conformance.processes.host import serve
+
+    serve(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Name a function so that another process can find it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """`"module:function"`, for a function at the top level of a module."""
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def named(name: str) -> Callable[..., Any]:
+    """The function with this name."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found

@@ -1,0 +1,193 @@
+"""The near side of a host: sessions, and running a trace in them."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvref.target import Outcome
+from kvref_conformance.documents.results import Trace
+from kvref_conformance.processes.channel import Channel, Message
+from kvref_conformance.processes.line_tracer import Arcs
+
+Hosts = Mapping[str, str]
+"""Address of the host for each set of interpreter flags (flags joined by spaces; "" = none)."""
+
+
+FORK_SECONDS = 5.0
+"""The least that a host is given to come up with a new process, in seconds."""
+
+TAIL_BYTES = 16 * 1024
+
+
+class NotJudged(Exception):
+    """Nothing can be said about an operation, or about a law, and why."""
+
+
+class Tail:
+    """The end of a stream that may never stop: read by a thread, forgotten but for the last bytes."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Read, and in the end close, the descriptor."""
+        self._chunks: collections.deque[bytes] = collections.deque(maxlen=16)
+        self._descriptor = descriptor
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        while chunk := os.read(self._descriptor, TAIL_BYTES):
+            self._chunks.append(chunk)
+        os.close(self._descriptor)
+
+    def text(self) -> str:
+        self._thread.join(timeout=0.5)
+        return b"".join(self._chunks)[-TAIL_BYTES:].decode(errors="replace").strip()
+
+
+def open_child(address: str, timeout: float) -> tuple[Channel, int]:
+    """A new process forked from the host at `address`: the channel to it, and its id.
+
+    Raises `NotJudged` when the host is gone or hangs.
+    """
+    try:
+        channel = Channel.connect(Path(address))
+    except EOFError as error:
+        raise NotJudged("the process that had loaded the target has ended") from error
+    patience = max(FORK_SECONDS, timeout)
+    reason = f"no process could be forked from the target within {patience:g} s"
+    try:
+        if channel.ready(patience):
+            return channel, channel.receive()["pid"]
+    except EOFError:
+        reason = "a process forked from the target ended at once"
+    channel.close()
+    raise NotJudged(reason)
+
+
+def end_of(address: Path, pid: int) -> str:
+    """How a child of the host at `address` ended, in words; the host writes it just after.
+
+    A child that only closed its connection is killed; of one that ended with its host nobody can tell.
+    """
+    note = address.parent / f"{pid}.end"
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        if note.exists() and (text := note.read_text()):
+            return text
+        time.sleep(0.01)
+    kill_group(pid)
+    return "closed its connection without a word"
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child that is not going to answer, with all it started."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+class Session:
+    """A pristine process of the target that performs operations one by one."""
+
+    def __init__(self, address: str, timeout: float, measured: bool = False, *, through: str = "") -> None:
+        """In a process of its own; a `measured` one tells what of the target's own files it has `reached`.
+
+        `through` names a function (see `names.py`) that makes of the target what performs the operations.
+        """
+        self._address = Path(address)
+        self._timeout = timeout
+        self._measured = measured
+        self._channel, self._pid = open_child(address, timeout)
+        self._through = through
+        self._opened = False
+
+    def perform(self, operation: str, arguments: Mapping[str, Any]) -> Outcome:
+        """Run one operation. Death or silence of the process is an outcome, `{"died": how}`.
+
+        Raises `NotJudged` when what comes back is no answer.
+        """
+        try:
+            if not self._opened:
+                self._channel.send({"kind": "session", "measured": self._measured, "through": self._through})
+                self._opened = True
+            self._channel.send({"op": operation, "args": dict(arguments)})
+            if not self._channel.ready(self._timeout):
+                kill_group(self._pid)
+                return {"died": f"no answer within {self._timeout:g} s"}
+            reply = self._channel.receive()
+        except EOFError:
+            return {"died": end_of(self._address, self._pid)}
+        if "failed" in reply:
+            raise NotJudged(reply["failed"])
+        outcome: Outcome = reply["outcome"]
+        return outcome
+
+    def reached(self) -> Arcs:
+        """Which lines ran after which in the target's own files; nothing if the process has ended."""
+        try:
+            self._channel.send({"reached": True})
+            told: Message = self._channel.receive() if self._channel.ready(self._timeout) else {}
+        except EOFError:
+            return {}
+        found: Arcs = told.get("reached", {})
+        return found
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def run_program(path: Path, target: str, address: str, timeout: float) -> int | str:
+    """Run a stand-alone program in a pristine child of a host: its exit code, or why it has none.
+
+    Raises `NotJudged`.
+    """
+    channel, pid = open_child(address, timeout)
+    try:
+        channel.send({"kind": "program", "path": str(path), "target": target})
+        if channel.ready(timeout):
+            reply = channel.receive()
+            return int(reply["exit_code"]) if "exit_code" in reply else str(reply["failed"])
+        kill_group(pid)
+        return f"no answer within {timeout:g} s"
+    except EOFError:
+        return end_of(Path(address), pid)
+    finally:
+        channel.close()
+
+
+def execute(trace: Trace, hosts: Hosts, timeout: float) -> list[list[dict[str, Any]]]:
+    """Run every run of a trace in a process of its own; a run ends where its process dies.
+
+    Raises `NotJudged`.
+    """
+    runs = []
+    for run in trace["runs"]:
+        events: list[dict[str, Any]] = []
+        flags = " ".join(run["flags"])
+        if flags not in hosts:
+            raise NotJudged(f"the trace asks for python {flags}, which its law does not use")
+        with Session(hosts[flags], timeout) as session:
+            for operation in run["operations"]:
+                outcome = session.perform(operation["op"], operation["args"])
+                events.append({**operation, "outcome": outcome})
+                if "died" in outcome:
+                    break
+        runs.append(events)
+    return runs

@@ -1,0 +1,222 @@
+"""From a failure to a finding: replay it, reduce a death, and have a stand-alone program show it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvref_conformance.documents.names import trace_digest
+from kvref_conformance.documents.results import Row, Status, Trace
+from kvref_conformance.documents.schemas import TRACE
+from kvref_conformance.laws import ANSWERS, LAWS, Law, LawBroken, Runs
+from kvref_conformance.laws.subjects import ALL_OPERATIONS
+from kvref_conformance.processes.launch import LOAD_PATIENCE, RunningHosts, TargetFailed, Worker
+from kvref_conformance.processes.session import NotJudged, execute, run_program
+from kvref_conformance.running.dispatch import Unit
+from kvref_conformance.running.inherited import same_facet, stock_trace
+from kvref_conformance.running.programs.writer import ProgramError, Source, stand_alone_program
+from kvref_conformance.running.reducer import MAX_SECONDS, reduce_death
+from kvref_conformance.targets import is_external, operations_module
+from kvref_strategies.catalogue import WORKLOADS
+from kvref_strategies.workload import Description
+
+REDUCING_TIMEOUT = 5.0
+"""Seconds an operation may take while a trace that hangs is reduced."""
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def new_row(law: Law, subject: str, status: Status, message: str = "") -> Row:
+    return Row(law=law.id, level=law.level, subject=subject, status=status, message=message)
+
+
+def in_parallel(function: Callable[[T], U], items: Iterable[T], jobs: int) -> list[U]:
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        return list(pool.map(function, items))
+    finally:
+        # An interrupt does not wait for them: when the hosts end, the threads do, too.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def death_facet(unit: Unit) -> str:
+    """Which death it is: the operation at which the process ended, and whose workload asked for it."""
+    if unit.death_trace is None:
+        return f"no operation of {unit.subject}"
+    return f"{unit.death_trace['runs'][-1]['operations'][-1]['op']} of {unit.subject}"
+
+
+class Confirmer:
+    """Confirms what was found of one loaded target. Its methods may run in several threads."""
+
+    def __init__(self, worker: Worker, hosts: RunningHosts, description: Description) -> None:
+        self._worker = worker
+        self._running = hosts
+        self._description = description
+        # In Python 3.11 parsing in two threads at once fails now and then (CPython issue 106905).
+        self._parsing = threading.Lock()
+        self._starting = threading.Lock()
+
+    def judge(self, law: Law, trace: Trace) -> LawBroken | None:
+        """Run a trace in pristine processes and ask the law about it. Raises `NotJudged`."""
+        runs = execute(trace, self._running.addresses, self._worker.timeout)
+        try:
+            law.check(runs)
+        except LawBroken as broken:
+            return broken
+        except Exception as error:
+            raise NotJudged(
+                f"{law.id} cannot make sense of what came of this trace ({type(error).__name__}: {error})"
+            ) from error
+        return None
+
+    def document(self, law: Law, subject: str, facet: str, trace: Trace) -> Trace:
+        return {
+            "schema": TRACE,
+            "law": law.id,
+            "subject": subject,
+            "facet": facet,
+            "target": {"name": self._description["name"], "version": self._description["version"]},
+            "runs": trace["runs"],
+        }
+
+    def broken_row(self, law: Law, subject: str, found: dict[str, Any]) -> Row:
+        """What a unit found, still to be confirmed."""
+        row = new_row(law, subject, Status.BROKEN)
+        row.facet = found["facet"]
+        if "trace" not in found:
+            row.status = Status.UNCONFIRMED
+            row.message = found.get("unstable", "it broke once, and never again when it was asked the same")
+            return row
+        row.expected, row.observed = found["expected"], found["observed"]
+        row.message = f"expected {row.expected}; observed {row.observed}"
+        row.trace = self.document(law, subject, row.facet, found["trace"])
+        return row
+
+    def death_row(self, unit: Unit, seconds: float = MAX_SECONDS) -> Row:
+        """The unit's death, reduced for so many seconds when it comes again."""
+        row = new_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE)
+        row.facet = death_facet(unit)
+        row.message = f"{unit.name}: {unit.death}"
+        if unit.death_trace is None:
+            row.message += ", while it performed no operation"
+            return row
+        try:
+            trace, broken = self._reduced_death(unit.death_trace, seconds)
+        except NotJudged as error:
+            row.message += f"; it could not be replayed: {error}"
+            return row
+        if broken is None:
+            row.message += "; it did not come again when the operations were replayed"
+            return row
+        row.status = Status.BROKEN
+        row.expected, row.observed = broken.expected, broken.observed
+        row.message = f"{unit.name}: expected {broken.expected}; observed {broken.observed}"
+        row.trace = self.document(ANSWERS, row.subject, row.facet, trace)
+        return row
+
+    def _reduced_death(self, trace: Trace, seconds: float) -> tuple[Trace, LawBroken | None]:
+        """The smallest trace found that ends the process at the same operation, and how, or None."""
+        broken = self.judge(ANSWERS, trace)
+        if broken is None:
+            return trace, None
+        timeout = min(self._worker.timeout, REDUCING_TIMEOUT)
+        fatal = trace["runs"][-1]["operations"][-1]["op"]
+
+        def dies(smaller: Trace) -> bool:
+            try:
+                runs = execute(smaller, self._running.addresses, timeout)
+            except NotJudged:
+                return False
+            return any(event["op"] == fatal and "died" in event["outcome"] for run in runs for event in run)
+
+        reduced = reduce_death(trace, dies, seconds)
+        # What hung for the shorter time-out of reducing may come back within the full one.
+        if confirmed := self.judge(ANSWERS, reduced):
+            return reduced, confirmed
+        return trace, broken
+
+    def confirm(self, row: Row) -> None:
+        """Run a broken row's program; what does not show it alone is not called broken."""
+        if row.trace is None:
+            return
+        try:
+            with self._parsing:
+                row.program = self._program(row, row.trace)
+        except ProgramError as error:
+            row.status, row.message = Status.UNCONFIRMED, f"{row.message}; no program: {error}"
+            return
+        address = self._running.addresses[""]
+        path = Path(address).parent / f"{trace_digest(row.trace)}.py"
+        path.write_text(row.program, encoding="utf-8")
+        patience = self._worker.timeout * LOAD_PATIENCE
+        try:
+            ended = run_program(path, self._worker.target, address, patience)
+        except NotJudged as error:
+            row.status, row.message = Status.UNCONFIRMED, f"{row.message}; its program was not run: {error}"
+            return
+        if ended != 1:
+            row.status = Status.UNCONFIRMED
+            row.message += f"; its program did not exit with 1 but: {ended}"
+
+    def observe(self, row: Row) -> None:
+        """Run a broken row's trace once more, for what each operation answers: a trace does not tell."""
+        if row.trace is None:
+            return
+        runs: Runs = []
+        try:
+            runs = execute(row.trace, self._running.addresses, self._worker.timeout)
+            LAWS[row.law].check(runs)
+        except LawBroken as broken:
+            row.events = runs if row.facet in broken.facets else None
+        except Exception:  # a target may answer otherwise this time; its program has shown what is broken
+            return
+
+    def inherit(self, row: Row) -> None:
+        """Call a broken row inherited if the stock ancestors of a plugin's classes break it without it."""
+        # What a law says of a plugin has no meaning without one.
+        workload = WORKLOADS.get(LAWS[row.law].workload)
+        about_plugin = workload is not None and "drift" in workload.parts
+        if row.status is not Status.BROKEN or not self._description["plugin"] or about_plugin:
+            return
+        if row.trace is None:
+            return
+        trace = stock_trace(row.trace, self._description)
+        try:
+            with self._starting:
+                self._running.start([" ".join(run["flags"]) for run in trace["runs"]])
+            broken = self.judge(LAWS[row.law], trace)
+        except (NotJudged, TargetFailed) as error:
+            row.message += f"; whether it is broken without the plugin could not be found out: {error}"
+            return
+        if broken is not None and any(
+            same_facet(row.facet, facet, self._description) for facet in broken.facets
+        ):
+            row.status = Status.INHERITED
+            row.message = f"{self._description['name']} breaks it without the plugin: {row.message}"
+
+    def _program(self, row: Row, trace: Trace) -> str:
+        target = self._worker.target
+
+        def source(operation: str) -> Source:
+            part, _, function = operation.partition(".")
+            module = operations_module(target, part)
+            if module is None:
+                raise LookupError(f"no native operation {operation!r}")
+            return Source(module, function)
+
+        return stand_alone_program(
+            title=row.title,
+            law=LAWS[row.law],
+            target_name=self._description["name"],
+            target_version=self._description["version"],
+            operations=target if is_external(target) else source,
+            setup=self._description["setup"],
+            trace=trace,
+            isolated=row.law == ANSWERS.id,
+            timeout=self._worker.timeout,
+        )

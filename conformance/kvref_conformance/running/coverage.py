@@ -1,0 +1,146 @@
+"""Which lines of the target's own files were reached, for which laws, and which were not.
+
+Told are the lines inside functions: what else there is in a file runs when it is imported, which no law asks
+for. What counts as a line, and as a branch, is what the library `coverage` says.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import tempfile
+import tokenize
+import warnings
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvref_conformance.documents.results import FileReached, Reached
+from kvref_conformance.processes.channel import Message
+
+Pairs = dict[str, set[tuple[int, int]]]
+"""By the path of a file, pairs of lines that ran one after the other; -N is outside of what begins at N."""
+
+
+class CannotMeasure(Exception):
+    """The library that measures is not there."""
+
+
+def needs_library() -> None:
+    """Raises `CannotMeasure` where the library that measures is missing."""
+    try:
+        import coverage  # noqa: F401
+    except ImportError as error:
+        raise CannotMeasure(
+            f"--coverage needs the package coverage, which cannot be imported here ({error}): "
+            "pip install 'kvref[coverage]'"
+        ) from error
+
+
+def add_up(
+    own: Message, run: Iterable[tuple[Sequence[str], Pairs]], ended_early: Sequence[str] = ()
+) -> Reached:
+    """What was run for which laws, of the files that a host has told to be the target's own."""
+    by_law: dict[str, Pairs] = {}
+    for laws, arcs in run:
+        for law in laws:
+            _add(by_law.setdefault(law, {}), arcs)
+    every: Pairs = {}
+    for arcs in by_law.values():
+        _add(every, arcs)
+    names = {path: file["name"] for path, file in own["files"].items()}
+    loaded = [path for path, file in own["files"].items() if file["loaded"] or path in every]
+    analysed = _analyse(loaded, every)
+    files = [
+        file
+        for path, analysis in analysed.items()
+        if (file := _file(names[path], path, analysis, {law: arcs.get(path) for law, arcs in by_law.items()}))
+    ]
+    return Reached(
+        modules=own["own"]["modules"],
+        without=own["own"]["without"],
+        files=sorted(files, key=lambda file: (-len(file.unreached), -len(file.branches), file.name)),
+        not_loaded=sorted(names[path] for path in names.keys() - {*loaded}),
+        unread=sorted(names[path] for path in {*loaded} - analysed.keys()),
+        ended_early=ended_early,
+    )
+
+
+def _add(to: Pairs, arcs: Pairs) -> None:
+    for path, pairs in arcs.items():
+        to.setdefault(path, set()).update(pairs)
+
+
+def _analyse(paths: Sequence[str], arcs: Pairs) -> dict[str, dict[str, Any]]:
+    """What the library's report tells of each file that it can read."""
+    import coverage
+
+    if not paths:
+        return {}
+    library = coverage.Coverage(data_file=None, config_file=False, branch=True)
+    library.get_data().add_arcs(arcs)
+    with tempfile.TemporaryDirectory(prefix="kvref-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of files that cannot be read
+        output = Path(folder) / "coverage.json"
+        library.json_report(paths, outfile=str(output), ignore_errors=True)
+        told: dict[str, dict[str, Any]] = json.loads(output.read_text(encoding="utf-8"))["files"]
+    return {str(Path(name).resolve()): file for name, file in told.items()}
+
+
+def _file(
+    name: str, path: str, analysis: Mapping[str, Any], laws: Mapping[str, set[tuple[int, int]] | None]
+) -> FileReached | None:
+    inside = _inside_functions(path)
+    run, missing = (
+        inside.intersection(analysis["executed_lines"]),
+        inside.intersection(analysis["missing_lines"]),
+    )
+    lines = sorted(run | missing)
+    if not lines:
+        return None
+    statements = sorted(
+        {*analysis["executed_lines"], *analysis["missing_lines"], *analysis["excluded_lines"]}
+    )
+    by_law = {
+        law: frozenset(run.intersection(_first_lines(arcs, statements))) for law, arcs in laws.items() if arcs
+    }
+    return FileReached(
+        name,
+        lines,
+        frozenset(missing),
+        [(start, end) for start, end in analysis["missing_branches"] if start in run and end not in missing],
+        {law: reached for law, reached in by_law.items() if reached},
+    )
+
+
+def _inside_functions(path: str) -> set[int]:
+    with tokenize.open(path) as file:
+        tree = ast.parse(file.read())
+    return {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for line in range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
+    }
+
+
+def _first_lines(arcs: Iterable[tuple[int, int]], statements: Sequence[int]) -> set[int]:
+    """Where the statements begin of which some line was run."""
+    run = {line for pair in arcs for line in pair if line > 0}
+    places = (bisect_right(statements, line) for line in run)
+    return {statements[place - 1] for place in places if place}
+
+
+def ranges(lines: Collection[int], among: Sequence[int]) -> list[tuple[int, int]]:
+    """The lines as first and last of each stretch, where nothing else of `among` lies between."""
+    found: list[tuple[int, int]] = []
+    before = None
+    for line in among:
+        if line in lines:
+            if before in lines and found:
+                found[-1] = (found[-1][0], line)
+            else:
+                found.append((line, line))
+        before = line
+    return found

@@ -1,0 +1,181 @@
+"""Make the examples of a workload with Hypothesis."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
+from hypothesis.internal.conjecture import providers
+from hypothesis.reporting import with_reporter
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvref_conformance.processes.channel import Message
+from kvref_conformance.running.exploring.stage import Died, Stage
+from kvref_strategies.workload import Machine, Script, Workload
+
+STEPS_PER_EXAMPLE = 20
+"""Rules a state machine runs in one example."""
+
+_LOCAL = "is_local_module_file"
+"""By what Hypothesis tells whose source code to look for constants in; not in every version."""
+
+_SUPPRESSED = (
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.large_base_example,
+)
+"""The time an example takes is the target's, and a law that drew nothing is told as such."""
+
+
+def _settings(
+    examples: int, *phases: Phase, database: ExampleDatabase | None = None, backend: str = "hypothesis"
+) -> hypothesis.settings:
+    return hypothesis.settings(
+        backend=backend,
+        max_examples=examples,
+        phases=phases,
+        deadline=None,
+        database=database,
+        report_multiple_bugs=False,
+        print_blob=False,
+        stateful_step_count=STEPS_PER_EXAMPLE,
+        suppress_health_check=_SUPPRESSED,
+    )
+
+
+class Explorer:
+    """Makes the examples of one workload for one subject, from one seed.
+
+    `backend` is that of Hypothesis, which chooses what is drawn.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        request: Message,
+        new_stage: Callable[[], Stage],
+        backend: str = "hypothesis",
+    ) -> None:
+        self._workload = workload
+        self._description = request["description"]
+        self._subject: str = request["subject"]
+        self._seed: int = request["seed"]
+        self._examples: int = request["examples"]
+        self._database: str = request.get("database", "")
+        self._backend = backend
+        self.new_stage = new_stage
+
+    def explore(self, judge: Callable[[Stage], None], *, reduce: str = "") -> None:
+        """Make every example and hand it to `judge`.
+
+        With `reduce`, shrink the first it objects to; it is the name under which that goes on if it was
+        interrupted, where there is a database.
+        """
+        settings = _settings(self._examples, Phase.generate, backend=self._backend)
+        if reduce:
+            phases = (Phase.reuse, Phase.generate, Phase.shrink)
+            kept = self._kept(reduce)
+            settings = _settings(self._examples, *phases, database=kept, backend=self._backend)
+        examples = self._workload.examples
+        with with_reporter(lambda _: None):
+            if isinstance(examples, type):
+                self._run_machine(examples, settings, judge)
+            else:
+
+                @hypothesis.seed(self._seed)
+                @settings
+                @hypothesis.given(data=st.data())
+                def example(data: st.DataObject) -> None:
+                    self.example(data, judge)
+
+                example()
+
+    def example(self, data: st.DataObject, judge: Callable[[Stage], None]) -> None:
+        """Make one example of a script."""
+        stage = self.new_stage()
+        self.perform(data, stage)
+        judge(stage)
+
+    def perform(self, data: st.DataObject, stage: Stage) -> None:
+        """Perform an example of a script, as far as the target lives."""
+        script = cast(Script, self._workload.examples)
+        try:
+            script(data.draw, stage, self._description, self._subject)
+        except Died:
+            pass
+        finally:
+            stage.close()
+
+    def _kept(self, name: str) -> ExampleDatabase | None:
+        """What was kept while this was reduced, in a folder of its own: names are no help to Hypothesis."""
+        if not self._database:
+            return None
+        asked = f"{self._workload.name}/{self._subject}/{name}"
+        folder = hashlib.sha256(asked.encode()).hexdigest()[:16]
+        return DirectoryBasedExampleDatabase(Path(self._database) / folder)
+
+    def _run_machine(
+        self, machine: type[Machine], settings: hypothesis.settings, judge: Callable[[Stage], None]
+    ) -> None:
+        new_stage, description, subject = self.new_stage, self._description, self._subject
+
+        class Judged(machine):  # type: ignore[misc, valid-type]
+            def __init__(self) -> None:
+                self.recorded = new_stage()
+                super().__init__(self.recorded, description, subject)
+
+            def teardown(self) -> None:
+                self.recorded.close()
+                # Hypothesis gives an example up by raising; there is nothing to judge then.
+                if sys.exception() is None or isinstance(sys.exception(), Died):
+                    judge(self.recorded)
+
+        Judged.__name__ = machine.__name__
+        hypothesis.seed(self._seed)(Judged)
+        run_state_machine_as_test(Judged, settings=settings)
+
+    def setups(self, number: int) -> list[dict[str, Any]]:
+        """So many beginnings of driven examples; fewer if there are no more."""
+        made: list[dict[str, Any]] = []
+        if self._workload.driven is None or not number:
+            return made
+        draw_setup = self._workload.driven.setup
+
+        @hypothesis.seed(self._seed)
+        @_settings(number, Phase.generate)
+        @hypothesis.given(data=st.data())
+        def setup(data: st.DataObject) -> None:
+            made.append(draw_setup(data.draw, self._description, self._subject))
+
+        with with_reporter(lambda _: None):
+            setup()
+        return made
+
+
+def warm_up(folder: Path) -> None:
+    """Do what Hypothesis does at the first example of a process, for all that are forked from this one.
+
+    It looks through all that is imported, which takes longer than many a unit. Its notes go into the folder:
+    the one that the user happens to be in is no place for them. Constants in the source of a checkout are no
+    values for examples: with them, these would depend on how kvref is installed, and on any change to it.
+    """
+    set_hypothesis_home_dir(folder)
+    if hasattr(providers, _LOCAL):
+        setattr(providers, _LOCAL, lambda path: False)
+
+    @hypothesis.seed(0)
+    @_settings(50, Phase.generate)
+    @hypothesis.given(st.integers())
+    def example(number: int) -> None:
+        pass
+
+    with with_reporter(lambda _: None):
+        example()

@@ -1,0 +1,341 @@
+"""One unit of work: explore a workload for one subject, judge it by its laws, reduce what broke.
+
+The first pass makes all examples and lets every law look at each of them, so that no failure hides
+another. Then each law and facet found broken, and not known, is searched again from the same seed with
+that one as the only judge, and Hypothesis reduces the example. What broke in driven examples alone is
+reduced by the driver. A backend that reasons about numbers, where one is asked for, makes further examples;
+what breaks in these alone is reduced at once.
+
+A unit of a fuzz tells what it sees broken at once, before it is reduced: the fuzz may end at any moment. A
+trial only asks when a law breaks first: nothing is reduced then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hypothesis.errors import Flaky, HypothesisException
+
+from kvref.target import Target
+from kvref_conformance.laws import LAWS, Law, LawBroken
+from kvref_conformance.processes.channel import Channel, Message
+from kvref_conformance.processes.line_tracer import Measure, Measured
+from kvref_conformance.running.exploring.behaviours import SAMPLED, behaviours_of
+from kvref_conformance.running.exploring.driver import Driver, Example
+from kvref_conformance.running.exploring.explorer import Explorer, warm_up
+from kvref_conformance.running.exploring.stage import Died, IsolatedStage, Journal, LocalStage, Stage
+from kvref_strategies.catalogue import WORKLOADS
+
+MAX_FACETS = 6
+"""Facets of one law that are reduced for one subject; further ones are named only."""
+
+PROGRESS_SECONDS = 0.2
+
+LONGEST_TEXT = 4000
+"""Characters kept of what a law expected and observed: an answer in it may be huge."""
+
+
+class _Found(Exception):
+    """The law under reduction broke in the way under reduction."""
+
+
+class _Stop(BaseException):
+    """Ends an exploration from within an example."""
+
+
+COUNTED = ("examples", "steps", "seconds", "driven_examples", "driven_steps", "driven_seconds")
+"""What a unit adds up, beside behaviours."""
+
+
+class Report:
+    """Tells now and then that the unit goes on, and what was reached of the target's own files, if measured.
+
+    For a fuzz, also what was seen, and at once what broke.
+    """
+
+    def __init__(self, channel: Channel, request: Message, measure: Measure | None) -> None:
+        self._channel = channel
+        self._measure = measure
+        self._last = time.monotonic()
+        self._fuzzing = bool(request["database"])
+        self._known = {(law, facet) for law, facets in request["known"].items() for facet in facets}
+        self.findings: dict[str, Any] = {}
+        self._behaviours: Counter[str] = Counter()
+
+    def progress(self) -> None:
+        if time.monotonic() - self._last > PROGRESS_SECONDS:
+            self._last = time.monotonic()
+            self._tell()
+
+    def judged(self) -> None:
+        """Every example has been made; what comes now makes some of them smaller, and is not measured."""
+        if self._measure:
+            self._tell()
+            self._measure.on = False
+
+    def _tell(self) -> None:
+        reached = {"reached": self._measure.new()} if self._measure and self._measure.on else {}
+        self._channel.send({"progress": self.findings["examples"], **self.counted(), **reached})
+
+    def counted(self) -> dict[str, Any]:
+        if not self._fuzzing:
+            return {}
+        counted = {name: self.findings[name] for name in COUNTED}
+        return {"counted": {**counted, "behaviours": dict(self._behaviours)}}
+
+    def saw(self, stage: Stage) -> None:
+        """An example."""
+        if self._fuzzing:
+            for run in stage.runs:
+                self._behaviours.update(behaviours_of(run))
+
+    def broke(self, law: Law, facet: str, look: Callable[[], Stage]) -> None:
+        """A law broke in this way, as one sees who looks."""
+        if not self._fuzzing or (law.id, facet) in self._known:
+            return
+        self._known.add((law.id, facet))
+        if shown := _shown(law, look(), facet):
+            self._channel.send({"broke": {"law": law.id, **shown}})
+
+
+def prepare_host(folder: Path) -> None:
+    """Import and warm up, in a host, what all units forked from it need."""
+    warm_up(folder / "hypothesis")
+
+
+def run_unit(target: Target, request: Message, channel: Channel, measure: Measure | None) -> None:
+    """Serve one unit: progress on the channel while it runs, then its findings."""
+    asked = Measured(target, measure) if measure else target
+    workload = WORKLOADS[request["workload"]]
+    laws = [LAWS[name] for name in request["laws"]]
+
+    def new_stage() -> Stage:
+        if workload.isolated:
+            return IsolatedStage(request["hosts"], request["timeout"], journal, measure)
+        return LocalStage(asked, journal)
+
+    journal = Journal(Path(request["journal"]))
+    report = Report(channel, request, measure)
+    explorer = Explorer(workload, request, new_stage)
+    enough = partial(_is_enough, request["until"])
+    findings = _collect(explorer, laws, report, enough)
+    driver = Driver(asked, workload, request, journal)
+    driven = _drive(driver, explorer.setups(request["driven"]), laws, report, enough)
+    report.judged()
+    seen: set[tuple[str, str]] = set()
+    for law in laws:
+        found = findings["laws"][law.id]
+        if not request["reduce"]:
+            found["unreduced"], found["broken"] = sorted(found.pop("facets").union(driven[law.id])), []
+            continue
+        accepted = request["accepted"].get(law.id, ())
+        known = request["known"].get(law.id, ())
+        drawn = found.pop("facets")
+        facets = sorted(drawn.union(driven[law.id]) - set(known))
+        seen.update((law.id, facet) for facet in [*known, *facets])
+        facets.sort(key=lambda facet: facet in accepted)
+        found["broken"] = [
+            _reduce(explorer, law, facet, report)
+            if facet in drawn
+            else _reduce_driven(driver, driven[law.id][facet], law, facet, report)
+            for facet in facets[:MAX_FACETS]
+        ]
+        found["unreduced"] = facets[MAX_FACETS:]
+    if request["symbolic"] and not findings["died"]:
+        # It needs CrossHair, which takes its time to load, too.
+        from kvref_conformance.running.exploring.symbolic import SymbolicExplorer
+
+        _search(SymbolicExplorer(target, laws, workload, request, new_stage), laws, seen, report)
+    channel.send({"findings": {**findings, **report.counted()}})
+
+
+def _is_enough(until: list[str], per_law: dict[str, dict[str, Any]]) -> bool:
+    """Whether one of these laws has broken."""
+    return any(per_law[law]["first"] is not None for law in until if law in per_law)
+
+
+def _collect(
+    explorer: Explorer, laws: list[Law], report: Report, enough: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """Every example, judged by every law."""
+    per_law: dict[str, dict[str, Any]] = {
+        law.id: {"examples": 0, "facets": set(), "first": None} for law in laws
+    }
+    findings: dict[str, Any] = {"laws": per_law, "died": None, **dict.fromkeys(COUNTED, 0)}
+    report.findings = findings
+    started = time.monotonic()
+
+    def judge(stage: Stage) -> None:
+        findings["examples"] += 1
+        findings["steps"] += stage.steps
+        findings["seconds"] = time.monotonic() - started
+        report.saw(stage)
+        for law in laws:
+            for facet in _judge(law, stage, findings):
+                per_law[law.id]["facets"].add(facet)
+                report.broke(law, facet, lambda: stage)
+        if enough(per_law):
+            raise _Stop
+        if died := stage.died:
+            findings["died"] = {"how": died, "trace": stage.trace()}
+            raise _Stop
+        report.progress()
+
+    try:
+        explorer.explore(judge)
+    except _Stop:
+        pass
+    findings["seconds"] = time.monotonic() - started
+    return findings
+
+
+def _judge(law: Law, stage: Stage, findings: dict[str, Any]) -> tuple[str, ...]:
+    """The ways in which the example breaks the law; it counts if it gave the law anything to judge."""
+    found = findings["laws"][law.id]
+    try:
+        found["examples"] += law.check(stage.runs) > 0
+    except LawBroken as broken:
+        found["examples"] += 1
+        found["first"] = found["first"] or {
+            "examples": findings["examples"],
+            "seconds": findings["seconds"] + findings["driven_seconds"],
+        }
+        return broken.facets
+    return ()
+
+
+def _drive(
+    driver: Driver,
+    setups: list[dict[str, Any]],
+    laws: list[Law],
+    report: Report,
+    enough: Callable[[dict[str, Any]], bool],
+) -> dict[str, dict[str, Example]]:
+    """An example that goes on from each setup, judged by every law: those that broke it, by law and facet."""
+    broken: dict[str, dict[str, Example]] = {law.id: {} for law in laws}
+    findings = report.findings
+    started = time.monotonic()
+    for example in driver.examples(setups):
+        if findings["died"] or enough(findings["laws"]):
+            break
+        stage = driver.perform_swiftly(example)
+        findings["examples"] += 1
+        findings["driven_steps"] += stage.steps
+        if findings["driven_examples"] % SAMPLED == 0:
+            report.saw(stage)
+        findings["driven_examples"] += 1
+        findings["driven_seconds"] = time.monotonic() - started
+        for law in laws:
+            for facet in _judge(law, stage, findings):
+                if broken[law.id].setdefault(facet, example) is example:
+                    report.broke(law, facet, partial(driver.perform, example))
+        if died := stage.died:
+            findings["died"] = {"how": died, "trace": stage.trace()}
+        report.progress()
+    findings["driven_seconds"] = time.monotonic() - started
+    return broken
+
+
+def _short(text: str) -> str:
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]}... ({len(text)} characters)"
+
+
+def _shown(law: Law, stage: Stage, facet: str) -> dict[str, Any] | None:
+    """How the example breaks the law in this way, if it does."""
+    try:
+        law.check(stage.runs)
+    except LawBroken as broken:
+        if facet in broken.facets:
+            return {
+                "facet": facet,
+                "expected": _short(broken.expected),
+                "observed": _short(broken.observed),
+                "trace": stage.trace(),
+            }
+    return None
+
+
+def _reduce(explorer: Explorer, law: Law, facet: str, report: Report) -> dict[str, Any]:
+    """The smallest example found in which the law breaks in this way."""
+    smallest: dict[str, Any] = {"facet": facet}
+
+    def judge(stage: Stage) -> None:
+        report.progress()
+        if shown := _shown(law, stage, facet):
+            smallest.update(shown)
+            raise _Found(facet)
+
+    try:
+        explorer.explore(judge, reduce=f"{law.id}/{facet}")
+    except (_Found, Died):  # a state machine lets `Died` through
+        pass
+    except (Flaky, HypothesisException) as error:
+        smallest["unstable"] = f"{type(error).__name__}: the target answers differently when asked again"
+    return smallest
+
+
+def _search(explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], report: Report) -> None:
+    """Search for ways of breaking laws that were not `seen`, until there is none, and reduce each when found.
+
+    Who is asked for one again need not come to it a second time.
+    """
+    findings = report.findings["laws"]
+    while len(seen) < MAX_FACETS * len(laws) and (found := _search_one(explorer, laws, seen, report)):
+        law, smallest = found
+        seen.add((law.id, smallest["facet"]))
+        findings[law.id]["broken"].append(smallest)
+
+
+def _search_one(
+    explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], report: Report
+) -> tuple[Law, dict[str, Any]] | None:
+    """The first new way in which an example breaks a law, and the smallest example of it that was found."""
+    findings = report.findings
+    found: tuple[Law, dict[str, Any]] | None = None
+
+    def first(stage: Stage) -> tuple[Law, dict[str, Any]] | None:
+        findings["examples"] += 1
+        broken = [(law, facet) for law in laws for facet in _judge(law, stage, findings)]
+        return next(((law, {"facet": facet}) for law, facet in broken if (law.id, facet) not in seen), None)
+
+    def judge(stage: Stage) -> None:
+        nonlocal found
+        report.progress()
+        found = found or first(stage)
+        if died := stage.died:
+            findings["died"] = {"how": died, "trace": stage.trace()}
+            raise _Stop
+        if found and (shown := _shown(found[0], stage, found[1]["facet"])):
+            found[1].update(shown)
+            raise _Found(shown["facet"])
+
+    try:
+        explorer.explore(judge, reduce="new")
+    except (_Found, _Stop):
+        pass
+    except (Flaky, HypothesisException) as error:
+        if found is None:
+            raise
+        found[1]["unstable"] = f"{type(error).__name__}: the target answers differently when asked again"
+    return found
+
+
+def _reduce_driven(driver: Driver, example: Example, law: Law, facet: str, report: Report) -> dict[str, Any]:
+    """The smallest example like this one in which the law breaks in this way."""
+    smallest: dict[str, Any] = {"facet": facet}
+
+    def breaks(stage: Stage) -> bool:
+        report.progress()
+        shown = _shown(law, stage, facet)
+        smallest.update(shown or {})
+        return shown is not None
+
+    driver.reduce(example, breaks)
+    return smallest

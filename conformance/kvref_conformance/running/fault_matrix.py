@@ -1,0 +1,182 @@
+"""Which law catches which fault of the reference, and how soon."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from kvref_conformance.documents import schemas
+from kvref_conformance.laws import ANSWERS, LAWS
+from kvref_conformance.processes.launch import TargetFailed, Worker
+from kvref_conformance.processes.session import NotJudged
+from kvref_conformance.running.checker import DEPTH, DEPTHS
+from kvref_conformance.running.dispatch import Unit
+from kvref_conformance.running.loading import loaded
+from kvref_conformance.running.progress import Progress, Silence
+from kvref_conformance.running.time_to_find import Trial, try_on
+from kvref_conformance.targets.faults import FAULTS, PREFIX, REPORTED
+
+CONTROL = "reference"
+"""Is tried like a fault, and is none."""
+
+
+class NoSuchArea(ValueError):
+    """A glob that matches no area."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A way of breaking the reference, and the law that is there to catch it."""
+
+    name: str
+    law: str
+    source: str = ""
+    """Where a bug like it was reported; it takes several operations to show. None for one of our own."""
+    depth: str = DEPTH
+    """That it takes to show."""
+
+    @property
+    def target(self) -> str:
+        return PREFIX + self.name
+
+    @property
+    def area(self) -> str:
+        return LAWS[self.law].area
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """The laws that are asked: those of its area."""
+        return tuple(law.id for law in LAWS.values() if law.area in near(self.law))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A fault, or with None the control, and what came of it."""
+
+    fault: Fault | None
+    trial: Trial
+
+    @property
+    def name(self) -> str:
+        return self.fault.name if self.fault else CONTROL
+
+    @property
+    def area(self) -> str:
+        return self.fault.area if self.fault else ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Until its law broke."""
+        catch = self.trial.catches.get(self.fault.law) if self.fault else None
+        return catch.seconds if catch else None
+
+    @property
+    def as_it_should_be(self) -> bool:
+        if self.fault is None:
+            return not self.trial.catches and not self.trial.open
+        return self.fault.law in self.trial.catches
+
+
+def near(law: str) -> set[str]:
+    """The areas whose laws judge its fault: its own. What ends the process shows wherever it is."""
+    return {ANSWERS.area, "spec", "plan"} if law == ANSWERS.id else {LAWS[law].area}
+
+
+def faults(areas: Sequence[str] = ()) -> list[Fault]:
+    """All of them, or those of areas that match a glob. Raises `NoSuchArea`."""
+    known = [Fault(target.removeprefix(PREFIX), law) for target, law in FAULTS.items()]
+    known += [Fault(target.removeprefix(PREFIX), *reported) for target, reported in REPORTED.items()]
+    for glob in areas:
+        if not any(fnmatchcase(fault.area, glob) for fault in known):
+            there = ", ".join(dict.fromkeys(fault.area for fault in known))
+            raise NoSuchArea(f"no area matches {glob!r}; there are: {there}")
+    return [each for each in known if not areas or any(fnmatchcase(each.area, glob) for glob in areas)]
+
+
+def try_all(chosen: Sequence[Fault], seed: int, jobs: int, watcher: Progress) -> Iterator[Tried]:
+    """Try the control and the faults, so many at a time; what is done first comes first.
+
+    The control goes as deep as any of them.
+    """
+    judges = tuple(law for law in LAWS if any(law in fault.judges for fault in chosen))
+    deepest = max((fault.depth for fault in chosen), key=list(DEPTHS).index)
+    over = threading.Event()
+    telling = threading.Lock()  # who watches is not made for several threads
+
+    def try_one(fault: Fault | None) -> Tried:
+        name = fault.name if fault else CONTROL
+        with telling:
+            watcher.unit_started(name)
+        trial = _try(fault, judges if fault is None else fault.judges, deepest, seed, over.is_set)
+        with telling:
+            watcher.unit_done(name)
+        return Tried(fault, trial)
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for future in as_completed([pool.submit(try_one, fault) for fault in (None, *chosen)]):
+            yield future.result()
+    finally:
+        over.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _try(
+    fault: Fault | None, judges: Sequence[str], deepest: str, seed: int, stop: Callable[[], bool]
+) -> Trial:
+    def own_first(units: list[Unit]) -> list[Unit]:
+        return sorted(units, key=lambda unit: fault is None or LAWS[fault.law] not in unit.laws)
+
+    try:
+        worker = Worker(fault.target if fault else CONTROL)
+        depth = fault.depth if fault else deepest
+        with loaded(worker, judges, Silence()) as target:
+            return try_on(target, judges, chosen=own_first, depth=depth, seed=seed, stop=stop)
+    except (TargetFailed, NotJudged) as error:
+        return Trial(open=[str(error)])
+
+
+def quantiles(tried: Sequence[Tried]) -> tuple[float, float]:
+    """Seconds until a fault is caught: the median, and what 95 of 100 take at most."""
+    seconds = sorted(each.seconds for each in tried if each.seconds is not None)
+    if len(seconds) < 2:
+        return (seconds or [0.0])[0], (seconds or [0.0])[0]
+    return statistics.median(seconds), statistics.quantiles(seconds, n=20, method="inclusive")[-1]
+
+
+def in_order(tried: Sequence[Tried]) -> list[Tried]:
+    """As the laws are, the control in front."""
+    laws = list(LAWS)
+    return sorted(tried, key=lambda each: (laws.index(each.fault.law) if each.fault else -1, each.name))
+
+
+def document(tried: Sequence[Tried], seed: int) -> dict[str, Any]:
+    """What `kvref faults --json` prints."""
+    return {
+        "schema": schemas.FAULTS,
+        "seed": seed,
+        "control": next((told(each) for each in tried if each.fault is None), None),
+        "faults": [
+            {**told(each), "area": each.fault.area, "law": each.fault.law, "source": each.fault.source}
+            for each in in_order(tried)
+            if each.fault
+        ],
+    }
+
+
+def told(each: Tried) -> dict[str, Any]:
+    """What came of it, as in the document."""
+    caught = each.trial.catches.get(each.fault.law) if each.fault else None
+    return {
+        "name": each.name,
+        "caught_by": list(each.trial.catches),
+        "seconds": (caught or each.trial).seconds,
+        "examples": (caught or each.trial).examples,
+        "subject": caught.subject if caught else "",
+        "open": each.trial.open,
+    }

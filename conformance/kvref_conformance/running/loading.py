@@ -1,0 +1,166 @@
+"""The main job, for both doors (the command line and pytest): load a target and run laws against it."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+
+from kvref_conformance.documents import baseline as baselines
+from kvref_conformance.documents.baseline import NO_BASELINE, Baseline, BaselineError
+from kvref_conformance.documents.profile import NO_PROFILE, Profile, choose_profile
+from kvref_conformance.documents.results import Result
+from kvref_conformance.laws import ANSWERS, LAWS, Law
+from kvref_conformance.processes import releases as hosts
+from kvref_conformance.processes.launch import RunningHosts, TargetFailed, Worker, running_hosts
+from kvref_conformance.processes.names import name_of
+from kvref_conformance.running.checker import Checker, Options, flags_needed
+from kvref_conformance.running.exploring.unit import prepare_host
+from kvref_conformance.running.progress import Progress
+from kvref_conformance.targets import DEFAULT_TARGET, check_name, plugin_of, without_release
+from kvref_strategies.catalogue import WORKLOADS
+from kvref_strategies.workload import Description
+
+DEVICES = ("cpu", "cuda")
+"""Kinds of devices that tensors may be on, the default first."""
+
+BACKENDS = ("hypothesis", "crosshair")
+"""What chooses what is drawn, the default first."""
+
+
+class NoSuchLaw(ValueError):
+    """An id that no law has, or a pattern that matches none."""
+
+
+class BackendRefused(ValueError):
+    """A backend that cannot be had, or would have nothing to do."""
+
+
+def is_symbolic(backend: str, laws: Sequence[str]) -> bool:
+    """Whether CrossHair is to make examples, too. Raises `BackendRefused` where it cannot."""
+    if backend == BACKENDS[0]:
+        return False
+    if find_spec("hypothesis_crosshair_provider") is None:
+        raise BackendRefused(f"the backend {backend} comes with the extra: pip install 'kvref[symbolic]'")
+    every = [law.id for law in LAWS.values() if law is not ANSWERS and WORKLOADS[law.workload].symbolic]
+    if not set(every) & set(laws):
+        raise BackendRefused(
+            f"the backend {backend} is for laws of what specs compute, and none of these was chosen: "
+            f"{', '.join(every)}"
+        )
+    return True
+
+
+def select_laws(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Ids of the laws that match any of the globs; every pattern must match something."""
+    for pattern in patterns:
+        if not fnmatch.filter(LAWS, pattern):
+            raise NoSuchLaw(
+                f"no law matches {pattern!r}; 'kvref laws' lists them (areas: "
+                f"{', '.join(dict.fromkeys(law.area for law in LAWS.values()))})"
+            )
+    return tuple(law for law in LAWS if not patterns or any(fnmatch.fnmatchcase(law, p) for p in patterns))
+
+
+def find_law(name: str) -> Law:
+    """The law with this id. Raises `NoSuchLaw`, which names those that may be meant."""
+    if name in LAWS:
+        return LAWS[name]
+    # An area, or what stands behind it, is enough to be close.
+    close = [law for law in LAWS if name in law.split(".")]
+    close += difflib.get_close_matches(name, LAWS, n=5)
+    meant = f"did you mean {', '.join(dict.fromkeys(close))}? " if close else ""
+    raise NoSuchLaw(f"no law is called {name!r}; {meant}'kvref laws' lists them")
+
+
+def prepare(
+    target: str | None,
+    profile: str | None,
+    *,
+    python: str | None,
+    paths: Sequence[str],
+    stubs: Sequence[str],
+    timeout: float = Worker.timeout,
+) -> tuple[Worker, Profile]:
+    """How to run the target: what the caller says, and behind it what the profile does.
+
+    Raises `ProfileError`; for a target like `vllm==0.25.1` `HostError`.
+    """
+    chosen = choose_profile(profile, target)
+    asked = (None if target == chosen.label else target) or chosen.target or DEFAULT_TARGET
+    name, release = without_release(asked)
+    folders = [*paths, *chosen.paths]
+    if release:
+        if python:
+            raise hosts.HostError(
+                f"{asked} stands for an interpreter of its own: leave out --python, or check {name}"
+            )
+        host = hosts.prepared(release)
+        python = str(host.python)
+        # In front of it: a plugin, or what the caller has changed in it.
+        folders += [str(host.folder)] if host.folder else []
+    all_stubs = dict.fromkeys([*stubs, *chosen.stubs])
+    return Worker(name, python or sys.executable, tuple(folders), timeout, tuple(all_stubs)), chosen
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A target that is loaded and has told what it is."""
+
+    worker: Worker
+    hosts: RunningHosts
+    description: Description
+    profile: Profile = NO_PROFILE
+
+    def check(self, options: Options, baseline: Baseline, watcher: Progress) -> Result:
+        return self.checker(options, watcher).run(baseline)
+
+    def checker(self, options: Options, watcher: Progress) -> Checker:
+        return Checker(self.worker, self.hosts, self.description, options, watcher, self.profile)
+
+
+@contextmanager
+def loaded(
+    worker: Worker,
+    laws: Sequence[str],
+    watcher: Progress,
+    profile: Profile = NO_PROFILE,
+    flags: Sequence[str] = (),
+    device: str = DEVICES[0],
+) -> Iterator[Loaded]:
+    """Load the target for these laws, and for sets of interpreter flags that a trace asks for.
+
+    `device` is where its tensors are to be. Raises `UnknownTarget`, `TargetFailed`, `ProfileError`.
+    """
+    check_name(worker.target)
+    watcher.phase(f"loading {worker.target}")
+    needed = dict.fromkeys([*flags_needed(laws, bool(plugin_of(worker.target))), *flags])
+    with running_hosts(worker, needed, name_of(prepare_host)) as hosts:
+        told = hosts[""].ask({"kind": "describe"})["description"]
+        if device not in told["devices"]:
+            raise TargetFailed(
+                f"PyTorch sees no device of the kind {device!r} in the process of {worker.target}, only "
+                f"{', '.join(told['devices'])}"
+            )
+        description = profile.apply(cast(Description, {**told, "device": device}))
+        if description["plugin"] is not None:
+            hosts.start(flags_needed(laws, True))
+        yield Loaded(worker, hosts, description, profile.beside(told))
+
+
+def choose_baseline(choice: str | None, description: Description) -> Baseline:
+    """The shipped baseline of the target's version, another file, or none. Raises `BaselineError`."""
+    if choice == "none":
+        return NO_BASELINE
+    if choice is not None:
+        try:
+            return baselines.load(Path(choice))
+        except RecursionError as error:
+            raise BaselineError(f"baseline {choice!r} is nested too deeply") from error
+    return baselines.shipped(description["name"], description["version"])

@@ -1,0 +1,1 @@
+"""Stand-alone programs: the script that shows a broken law with the target alone."""

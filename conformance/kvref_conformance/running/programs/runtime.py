@@ -1,0 +1,178 @@
+"""How a stand-alone program performs its operations and judges them. Standard library alone.
+
+`writer.py` copies the functions of this module into programs: `main_in_process` where one plain run is
+enough, `main_in_children` where runs need flags or a process of their own, or may end it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, NoReturn
+
+from kvref_conformance.laws.core import LawBroken
+from kvref_conformance.processes.exit_codes import how_it_ended
+
+Function = Callable[..., Any]
+Operations = Sequence[tuple[str, dict[str, Any]]]
+"""What one run does: the name of each operation and its arguments."""
+
+Runs = Sequence[tuple[Sequence[str], Operations]]
+"""Interpreter flags and operations of each run."""
+
+START_SECONDS = 600  # for a child to start and import the target
+
+
+def perform_operation(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the operation answers, as plain data."""
+    try:
+        outcome = {"value": function(**deepcopy(dict(arguments)))}
+    except Exception as error:
+        outcome = {"error": {"type": type(error).__name__, "message": str(error)}}
+    plain: dict[str, Any] = json.loads(json.dumps(outcome))
+    return plain
+
+
+def conclude(
+    law: str,
+    statement: str,
+    check: Callable[[list[list[dict[str, Any]]]], int],
+    observe: Callable[[], list[list[dict[str, Any]]]],
+) -> NoReturn:
+    """Perform, print, judge; exit 1 when the law is broken, 0 when it holds, 2 otherwise."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        runs = observe()
+        for number, run in enumerate(runs):
+            print(f"\nrun {number}:" if len(runs) > 1 else "")
+            for event in run:
+                arguments = ", ".join(f"{name}={value!r}" for name, value in event["args"].items())
+                print(f"  {event['op']}({in_short(arguments)})\n    -> {in_short(repr(event['outcome']))}")
+        try:
+            judgements = check(runs)
+        except LawBroken as broken:
+            print(f"\nBROKEN {law}: {statement}")
+            print(f"  expected: {printable(broken.expected)}\n  observed: {printable(broken.observed)}")
+            status = 1
+        else:
+            print(f"\nHOLDS {law}: {statement}\n  judgements made: {judgements}")
+            status = 0
+    except BaseException:  # SystemExit included: the target's exit code is not ours
+        for line in traceback.format_exc().splitlines():
+            print(printable(line), file=sys.stderr)
+        status = 2
+    sys.stdout.flush()
+    sys.stderr.flush()
+    atexit.register(os._exit, status)  # exit handlers of the target must not change the answer
+    sys.exit(status)
+
+
+def printable(text: str) -> str:
+    """On one line, with escapes for what would do something to a terminal: the text may be the target's."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def in_short(text: str, width: int = 300) -> str:
+    return text if len(text) <= width else f"{text[:width]}... ({len(text)} characters)"
+
+
+def main_in_process(
+    law: str,
+    statement: str,
+    check: Callable[[list[list[dict[str, Any]]]], int],
+    functions: Mapping[str, Function],
+    run: Operations,
+) -> NoReturn:
+    def observe() -> list[list[dict[str, Any]]]:
+        return [
+            [
+                {"op": name, "args": arguments, "outcome": perform_operation(functions[name], arguments)}
+                for name, arguments in run
+            ]
+        ]
+
+    conclude(law, statement, check, observe)
+
+
+def main_in_children(
+    law: str,
+    statement: str,
+    check: Callable[[list[list[dict[str, Any]]]], int],
+    runs: Runs,
+    timeout: float,
+) -> NoReturn:
+    """Run this file again for each run, there to arrive at `run_as_child`."""
+
+    def observe() -> list[list[dict[str, Any]]]:
+        return [observe_child(number, flags, run, timeout) for number, (flags, run) in enumerate(runs)]
+
+    conclude(law, statement, check, observe)
+
+
+def run_as_child(functions: Mapping[str, Function], runs: Runs) -> NoReturn:
+    """Write a line before and a line after each operation, so that a death is laid at its door."""
+    number, journal_path = sys.argv[2:]
+    _, run = runs[int(number)]
+    with open(journal_path, "a", encoding="ascii") as journal:
+        for name, arguments in run:
+            print(json.dumps({"op": name}), file=journal, flush=True)
+            try:
+                after = {"outcome": perform_operation(functions[name], arguments)}
+            except Exception as error:  # not plain data, say
+                after = {"failed": {"message": repr(error)}}
+            print(json.dumps(after), file=journal, flush=True)
+    os._exit(0)
+
+
+def observe_child(number: int, flags: Sequence[str], run: Operations, timeout: float) -> list[dict[str, Any]]:
+    """The events of a run in a child; the operation that ends the child has `died` for an outcome."""
+    lines: list[bytes] = []
+    rest = b""
+    how = ""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "events.jsonl")
+        with open(path, "w+b") as journal:
+            command = [sys.executable, *flags, os.path.abspath(__file__), "--run", str(number), path]
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            try:
+                deadline = time.monotonic() + START_SECONDS
+                while True:
+                    code = child.poll()  # before reading, so that no line is missed
+                    *complete, rest = (rest + journal.read()).split(b"\n")
+                    if complete:
+                        lines += complete
+                        deadline = time.monotonic() + timeout
+                    if len(lines) >= 2 * len(run):
+                        break
+                    if code is not None:
+                        how = how_it_ended(code)
+                        break
+                    if time.monotonic() > deadline:
+                        how = f"no answer within {timeout if lines else START_SECONDS:g} s"
+                        break
+                    time.sleep(0.02)
+            finally:
+                child.kill()
+                child.wait()
+    events = []
+    for (name, arguments), line in zip(run, lines[1::2], strict=False):
+        after = json.loads(line)
+        if "failed" in after:
+            raise RuntimeError(f"{name} in run {number}: {after['failed']['message']}")
+        events.append({"op": name, "args": arguments, "outcome": after["outcome"]})
+    if len(lines) % 2:
+        name, arguments = run[len(events)]
+        events.append({"op": name, "args": arguments, "outcome": {"died": how}})
+    elif how:
+        raise RuntimeError(f"run {number} ended outside an operation: {how}")
+    return events

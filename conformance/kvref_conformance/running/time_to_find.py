@@ -1,0 +1,88 @@
+"""Try whether laws catch a target that is known to be wrong, and how soon. Nothing is reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvref_conformance.laws import ANSWERS
+from kvref_conformance.running.checker import DEPTH, Options
+from kvref_conformance.running.dispatch import Running, Unit, work_off
+from kvref_conformance.running.loading import Loaded
+from kvref_conformance.running.progress import Silence
+
+
+@dataclass(frozen=True)
+class Catch:
+    """A law that broke first after so many examples, and seconds, of all workloads up to there."""
+
+    law: str
+    subject: str
+    examples: int
+    seconds: float
+
+
+@dataclass
+class Trial:
+    """What came of a target, and how much was done."""
+
+    catches: dict[str, Catch] = field(default_factory=dict)
+    """By law."""
+    examples: int = 0
+    seconds: float = 0.0
+    open: list[str] = field(default_factory=list)
+    """What was not judged to the end, each with a reason."""
+
+    def add(self, unit: Unit) -> None:
+        """Count a unit that is over."""
+        findings = unit.findings
+        if unit.death:
+            self._catch(ANSWERS.id, unit.subject, findings["examples"] if findings else 0, unit.seconds)
+        elif findings is None:
+            self.open.append(f"{unit.name}: {unit.failure or 'cut'}")
+        for law, found in findings["laws"].items() if findings else ():
+            if found["first"]:
+                self._catch(law, unit.subject, **found["first"])
+        self.examples += findings["examples"] if findings else 0
+        self.seconds += unit.seconds
+
+    def _catch(self, law: str, subject: str, examples: int, seconds: float) -> None:
+        self.catches.setdefault(
+            law, Catch(law, subject, self.examples + examples, round(self.seconds + seconds, 3))
+        )
+
+
+def try_on(
+    target: Loaded,
+    laws: Sequence[str],
+    *,
+    chosen: Callable[[list[Unit]], Iterable[Unit]] = list,
+    until: Sequence[str] = (),
+    depth: str = DEPTH,
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Trial:
+    """Run the units that feed these laws one after the other.
+
+    Args:
+        target: loaded for these laws.
+        chosen: which units of all that there are, in which order.
+        until: laws one of which ends the trial when it breaks.
+        stop: asked now and then; the trial ends when it answers true, and what runs is cut.
+
+    Raises `NotJudged` if the target comes up with no process.
+    """
+    trial = Trial()
+    runner = target.checker(Options(tuple(laws), depth, seed), Silence())
+
+    def starts() -> Iterator[Running]:
+        for unit in chosen(runner.plan()[0]):
+            if stop() or not trial.catches.keys().isdisjoint(until):
+                return
+            effort = replace(runner.effort(unit), reduce=False, until=tuple(until))
+            yield runner.start(unit, effort)
+
+    for one, told in work_off(starts(), 1, lambda _: stop()):
+        if told is None:
+            trial.add(one.unit)
+    return trial

@@ -1,0 +1,77 @@
+"""Faults of the canonical view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kvref import canonical
+from kvref.canonical import CanonicalKVCaches
+from kvref_conformance.targets.faults.breaking import break_it
+from kvref_conformance.targets.reference import canonical as operations
+from kvref_conformance.targets.reference.target import ReferenceTarget
+
+_register = canonical.register_kv_caches
+
+
+def _registered_as(change: Any) -> ReferenceTarget:
+    break_it(operations, "register_kv_caches", lambda caches: change(caches, _register(caches)))
+    return ReferenceTarget()
+
+
+def bytes_without_a_sign() -> ReferenceTarget:
+    """The rows are of another type, as large."""
+
+    def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
+        tensors = [each._replace(tensor=each.tensor.view(torch.uint8)) for each in made.tensors]
+        return replace(made, tensors=tuple(tensors))
+
+    return _registered_as(change)
+
+
+def sharing_layers_referenced_too() -> ReferenceTarget:
+    """Layers that share a cache get references of their own, to what their owner's refer to."""
+
+    def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
+        groups = caches.placement.config.kv_cache_groups
+        refs = [
+            (*own, *own[:1] * len(group.kv_sharing_layers))
+            for group, own in zip(groups, made.group_data_refs, strict=True)
+        ]
+        return replace(made, group_data_refs=tuple(refs))
+
+    return _registered_as(change)
+
+
+def first_piece_copied() -> ReferenceTarget:
+    """A copy moves what the first reference of a group is to, and no more."""
+
+    def copy_blocks(source: CanonicalKVCaches, destination: CanonicalKVCaches, *what: Any) -> None:
+        first = [refs[:1] for refs in source.group_data_refs]
+        canonical.copy_blocks(replace(source, group_data_refs=tuple(first)), destination, *what)
+
+    break_it(operations, "copy_blocks", copy_blocks)
+    return ReferenceTarget()
+
+
+def copied_forwards_alone() -> ReferenceTarget:
+    """A block cannot be copied to one before it."""
+
+    def copy_blocks(source: Any, destination: Any, group: int, pairs: Any) -> None:
+        for one, other in pairs:
+            range(one, other).index(one)
+        canonical.copy_blocks(source, destination, group, pairs)
+
+    break_it(operations, "copy_blocks", copy_blocks)
+    return ReferenceTarget()
+
+
+def a_group_more() -> ReferenceTarget:
+    """There are references of a group that does not exist."""
+
+    def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
+        return replace(made, group_data_refs=(*made.group_data_refs, ()))
+
+    return _registered_as(change)

@@ -1,0 +1,79 @@
+"""Faults of the block hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import kvref.hashing
+from kvref.hashing import BlockHasher
+from kvref_conformance.targets.faults.breaking import break_it
+from kvref_conformance.targets.reference.target import ReferenceTarget
+
+_root = BlockHasher._root
+
+
+def items_hashed_by_name_alone() -> ReferenceTarget:
+    """A block's hash tells which items are in it, not where they are."""
+
+    def replaced(token_ids: list[int], start: int, content: Any) -> bytes:
+        names = []
+        for item in content.multimodal_items:
+            placed = item.embeddings_at(start, start + len(token_ids))
+            names += [item.identifier.encode()] if placed else []
+            for position, _ in placed:
+                token_ids[position - start] = -1
+        embedded = [
+            b"%d:%b" % (position - start, content.embeddings[position])
+            for position in range(start, start + len(token_ids))
+            if position in content.embeddings
+        ]
+        return b"|".join(sorted(names) + embedded)
+
+    break_it(kvref.hashing, "_replaced", replaced)
+    return ReferenceTarget()
+
+
+def items_of_the_whole_prompt_hashed() -> ReferenceTarget:
+    """The first hash tells all items of the request, those far behind it included."""
+
+    def root(hasher: BlockHasher, content: Any) -> bytes:
+        names = "|".join(item.identifier for item in content.multimodal_items)
+        return hasher._function(_root(hasher, content) + names.encode())
+
+    break_it(BlockHasher, "_root", root)
+    return ReferenceTarget()
+
+
+def key_of_the_first_hash_block() -> ReferenceTarget:
+    """A block is named by the first of the hash blocks it consists of."""
+
+    def hashes_at(block_hashes: Sequence[bytes], hash_block_size: int, block_size: int) -> Sequence[bytes]:
+        step = block_size // hash_block_size
+        return block_hashes[: len(block_hashes) // step * step : step]
+
+    break_it(kvref.hashing, "hashes_at", hashes_at)
+    return ReferenceTarget()
+
+
+def salt_taken_for_the_adapter() -> ReferenceTarget:
+    """An adapter and a salt of one name are looked up in one table, where there is no room for both."""
+
+    def root(hasher: BlockHasher, content: Any) -> bytes:
+        names = [name for name in (content.adapter, content.cache_salt) if name is not None]
+        if len({*names}) < len(names):
+            raise KeyError(names[0])
+        return _root(hasher, content)
+
+    break_it(BlockHasher, "_root", root)
+    return ReferenceTarget()
+
+
+def adapter_hashed_by_python() -> ReferenceTarget:
+    """An adapter's name goes into hashes as Python hashes it, which each process does in its own way."""
+
+    def root(hasher: BlockHasher, content: Any) -> bytes:
+        return hasher._function(_root(hasher, content) + str(hash(str(content.adapter))).encode())
+
+    break_it(BlockHasher, "_root", root)
+    return ReferenceTarget()

@@ -1,0 +1,119 @@
+"""Faults of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvref.pool import BlockPool
+from kvref_conformance.targets.faults.breaking import break_it
+from kvref_conformance.targets.reference.target import ReferenceTarget
+
+_evict_blocks = BlockPool.evict_blocks
+_get_new_blocks = BlockPool.get_new_blocks
+_get_num_free_blocks = BlockPool.get_num_free_blocks
+_touch = BlockPool.touch
+_cache_full_blocks = BlockPool.cache_full_blocks
+_reset_prefix_cache = BlockPool.reset_prefix_cache
+_drop_keys = BlockPool._drop_keys
+_line_up = BlockPool._line_up
+
+
+def found_blocks_counted_as_free() -> ReferenceTarget:
+    """A block that is found while it is free leaves the line, but not the count of it."""
+
+    def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
+        before = _get_num_free_blocks(pool)
+        _touch(pool, blocks)
+        vars(pool)["found"] = vars(pool).get("found", 0) + before - _get_num_free_blocks(pool)
+
+    def get_num_free_blocks(pool: BlockPool) -> int:
+        return _get_num_free_blocks(pool) + int(vars(pool).get("found", 0))
+
+    break_it(BlockPool, "touch", touch)
+    break_it(BlockPool, "get_num_free_blocks", get_num_free_blocks)
+    return ReferenceTarget()
+
+
+def shared_blocks_counted_once() -> ReferenceTarget:
+    """Who touches a block that is held already adds no reference."""
+
+    def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
+        _touch(pool, [block for block in blocks if not pool.get_ref_cnt(block)])
+
+    break_it(BlockPool, "touch", touch)
+    return ReferenceTarget()
+
+
+def null_block_gets_a_key() -> ReferenceTarget:
+    """Null blocks in a table get keys like the others."""
+
+    def cache_full_blocks(
+        pool: BlockPool,
+        request: Any,
+        blocks: Sequence[int],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+    ) -> None:
+        _cache_full_blocks(
+            pool, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id
+        )
+        for place in range(num_cached_blocks, num_full_blocks):
+            if blocks[place] == pool.null_block:
+                block_hash = request.block_hashes[(place + 1) * block_size // pool.hash_block_size - 1]
+                pool._add_key_too(pool.null_block, (block_hash, kv_cache_group_id))
+
+    def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
+        _evict_blocks(pool, [block for block in block_ids if block != pool.null_block])
+
+    break_it(BlockPool, "cache_full_blocks", cache_full_blocks)
+    break_it(BlockPool, "evict_blocks", evict_blocks)
+    return ReferenceTarget()
+
+
+def negative_number_is_none() -> ReferenceTarget:
+    """Whoever wants less than nothing gets nothing."""
+
+    def get_new_blocks(pool: BlockPool, num_blocks: int) -> list[int]:
+        return _get_new_blocks(pool, max(0, num_blocks))
+
+    break_it(BlockPool, "get_new_blocks", get_new_blocks)
+    return ReferenceTarget()
+
+
+def beginning_lost_before_the_end() -> ReferenceTarget:
+    """Blocks with keys that are freed together are lined up the other way round."""
+
+    def line_up(pool: BlockPool, blocks: Sequence[int]) -> None:
+        _line_up(pool, blocks[::-1])
+
+    break_it(BlockPool, "_line_up", line_up)
+    return ReferenceTarget()
+
+
+def second_key_stays_in_the_index() -> ReferenceTarget:
+    """A block that loses its keys leaves the index under the first of them alone."""
+
+    def drop_keys(pool: BlockPool, blocks: Iterable[int]) -> None:
+        blocks = list(blocks)
+        for block in blocks:
+            pool._more_keys.pop(block, None)
+        _drop_keys(pool, blocks)
+
+    break_it(BlockPool, "_drop_keys", drop_keys)
+    return ReferenceTarget()
+
+
+def refused_reset_clears_what_is_free() -> ReferenceTarget:
+    """A reset while blocks are held says that it was not done, but takes the keys of the free ones."""
+
+    def reset_prefix_cache(pool: BlockPool) -> bool:
+        done = _reset_prefix_cache(pool)
+        if not done:
+            pool.evict_blocks(pool.get_all_free_blocks())
+        return done
+
+    break_it(BlockPool, "reset_prefix_cache", reset_prefix_cache)
+    return ReferenceTarget()

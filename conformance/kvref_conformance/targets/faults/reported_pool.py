@@ -1,0 +1,125 @@
+"""Faults of pools and of their events, as others have reported them of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvref.events import BlockRemoved, BlockStored
+from kvref.pool import BlockPool, Key
+from kvref_conformance.targets.faults.breaking import break_it
+from kvref_conformance.targets.reference.target import ReferenceTarget
+
+_evict_blocks = BlockPool.evict_blocks
+_drop_keys = BlockPool._drop_keys
+_line_up = BlockPool._line_up
+_reset_prefix_cache = BlockPool.reset_prefix_cache
+_cache_full_blocks = BlockPool.cache_full_blocks
+
+
+def evicted_block_knows_its_key() -> ReferenceTarget:
+    """A held block that is evicted leaves the index, and keeps its key all the same (kvcached issue 362)."""
+
+    def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
+        keyed = [block for block in dict.fromkeys(block_ids) if pool.get_keys(block)]
+        _evict_blocks(pool, keyed)
+        for block in keyed:
+            if pool.get_ref_cnt(block):
+                pool._holds[block] += 1
+
+    break_it(BlockPool, "evict_blocks", evict_blocks)
+    return ReferenceTarget()
+
+
+def bad_blocks_found_while_held() -> ReferenceTarget:
+    """Blocks that turn out to be bad are found as long as somebody holds them (vLLM PR 26813)."""
+
+    def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
+        _evict_blocks(pool, [block for block in block_ids if not pool.get_ref_cnt(block)])
+
+    break_it(BlockPool, "evict_blocks", evict_blocks)
+    return ReferenceTarget()
+
+
+def line_outlives_a_reset() -> ReferenceTarget:
+    """A reset makes all blocks free, and those that were in line stay there besides (SGLang PR 26009)."""
+
+    def reset_prefix_cache(pool: BlockPool) -> bool:
+        waiting = pool._in_line()
+        done = _reset_prefix_cache(pool)
+        if done:
+            _line_up(pool, waiting)
+        return done
+
+    break_it(BlockPool, "reset_prefix_cache", reset_prefix_cache)
+    return ReferenceTarget()
+
+
+def found_again_and_still_the_oldest() -> ReferenceTarget:
+    """A block goes back to its first place in line, though it was found since (antonellof/ferrox PR 14)."""
+
+    def line_up(pool: BlockPool, blocks: Sequence[int]) -> None:
+        places: dict[int, tuple[tuple[Key, ...], int]] = vars(pool).setdefault("places", {})
+        for block in blocks:
+            keys = pool.get_keys(block)
+            if places.get(block, ((), 0))[0] != keys:
+                places[block] = (keys, len(places) and max(n for _, n in places.values()) + 1)
+        waiting = [block for block in pool._in_line() if block not in blocks]
+        line = sorted([*waiting, *blocks], key=lambda block: places.get(block, ((), 0))[1])
+        pool._line, pool._next, pool._num_keyed = [], 0, 0
+        pool._gone.clear()
+        _line_up(pool, line)
+
+    break_it(BlockPool, "_line_up", line_up)
+    return ReferenceTarget()
+
+
+def cached_counts_as_used() -> ReferenceTarget:
+    """What nobody holds counts as used as long as it can be found again (xLLM-AI/xllm PR 829)."""
+
+    def get_usage(pool: BlockPool) -> float:
+        usable = pool.num_usable_blocks
+        return 1 - (pool.get_num_free_blocks() - pool._num_keyed) / usable if usable else 0.0
+
+    break_it(BlockPool, "get_usage", get_usage)
+    return ReferenceTarget()
+
+
+def removal_told_of_each_copy() -> ReferenceTarget:
+    """Events tell that a hash is gone as soon as one of its blocks is (vLLM PR 55092)."""
+
+    def drop_keys(pool: BlockPool, blocks: Iterable[int]) -> None:
+        blocks = list(blocks)
+        copied = [key for block in blocks for key in pool.get_keys(block) if key in pool._others]
+        _drop_keys(pool, blocks)
+        if pool.enable_kv_cache_events:
+            pool._events += [BlockRemoved((block_hash,), group) for block_hash, group in copied]
+
+    break_it(BlockPool, "_drop_keys", drop_keys)
+    return ReferenceTarget()
+
+
+def tokens_of_skipped_blocks_told() -> ReferenceTarget:
+    """An event has the tokens of blocks that are skipped, and not their hashes (vLLM issue 44451)."""
+
+    def cache_full_blocks(
+        pool: BlockPool,
+        request: Any,
+        blocks: Sequence[int],
+        start: int,
+        stop: int,
+        size: int,
+        *rest: Any,
+        **named: Any,
+    ) -> None:
+        before = len(pool._events)
+        _cache_full_blocks(pool, request, blocks, start, stop, size, *rest, **named)
+        told = [event for event in pool._events[before:] if isinstance(event, BlockStored)]
+        if told:
+            hashes = tuple(block_hash for event in told for block_hash in event.block_hashes)
+            tokens = tuple(request.all_token_ids[start * size : stop * size])
+            pool._events[before:] = [replace(told[0], block_hashes=hashes, token_ids=tokens)]
+
+    break_it(BlockPool, "cache_full_blocks", cache_full_blocks)
+    return ReferenceTarget()

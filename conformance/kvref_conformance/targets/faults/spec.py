@@ -1,0 +1,211 @@
+"""Faults of the specs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvref.errors import InvalidSpecError
+from kvref.specs import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MemoryLimits,
+    PaddedKVCacheSpec,
+    SlidingWindowSpec,
+    one_if_any,
+)
+from kvref_conformance.targets.faults.breaking import break_it
+from kvref_conformance.targets.reference.target import ReferenceTarget
+
+_merge = KVCacheSpec.__dict__["merge"].__func__
+_is_uniform = KVCacheSpec.is_uniform_with_collection
+_check_window = SlidingWindowSpec.check_fields
+_page_size: property = PaddedKVCacheSpec.__dict__["page_size_bytes"]
+_unpadded_page_size: property = AttentionSpec.__dict__["unpadded_page_size_bytes"]
+
+
+def hashed_by_identity() -> ReferenceTarget:
+    """A recurrent layer's spec has a hash of its own, whatever it equals."""
+    break_it(MambaSpec, "__hash__", object.__hash__)
+    return ReferenceTarget()
+
+
+def alignment_not_pickled() -> ReferenceTarget:
+    """What is pickled leaves a field out, so that it has its default afterwards."""
+
+    def state(spec: PaddedKVCacheSpec) -> dict[str, Any]:
+        return {name: value for name, value in vars(spec).items() if name != "alignment"}
+
+    break_it(PaddedKVCacheSpec, "__getstate__", state)
+    return ReferenceTarget()
+
+
+def window_of_one_token_refused() -> ReferenceTarget:
+    """A window is taken to be two tokens at least."""
+
+    def check_fields(spec: SlidingWindowSpec) -> None:
+        if spec.sliding_window == 1:
+            raise InvalidSpecError("a window of 1 token is none")
+        _check_window(spec)
+
+    break_it(SlidingWindowSpec, "check_fields", check_fields)
+    return ReferenceTarget()
+
+
+def window_not_checked() -> ReferenceTarget:
+    """Windows are taken as they come."""
+    break_it(SlidingWindowSpec, "check_fields", AttentionSpec.check_fields)
+    return ReferenceTarget()
+
+
+def page_size_is_a_float() -> ReferenceTarget:
+    """The page is computed with / in place of //."""
+    page = property(lambda spec: _page_size.__get__(spec) / 1)
+    break_it(ChunkedLocalAttentionSpec, "page_size_bytes", page)
+    return ReferenceTarget()
+
+
+def scales_not_counted() -> ReferenceTarget:
+    """The page has no room for the scales of values quantised per token and head (as in vLLM 0.32)."""
+
+    def size(spec: AttentionSpec) -> int:
+        return spec.packed_state_bytes or (spec.head_size + spec.head_size_v) * spec.dtype.itemsize
+
+    break_it(AttentionSpec, "state_content_size_bytes", property(size))
+    return ReferenceTarget()
+
+
+def page_with_a_header() -> ReferenceTarget:
+    """Each page begins with some bytes of its own, however many tokens it holds."""
+    page = property(lambda spec: _unpadded_page_size.__get__(spec) + 64)
+    break_it(ChunkedLocalAttentionSpec, "unpadded_page_size_bytes", page)
+    return ReferenceTarget()
+
+
+def memory_of_part_of_a_page() -> ReferenceTarget:
+    """The last block of the longest request counts as far as it is filled."""
+
+    def max_memory_usage_bytes(spec: FullAttentionSpec, limits: MemoryLimits) -> int:
+        return limits.max_model_len * spec.page_size_bytes // spec.block_size
+
+    break_it(FullAttentionSpec, "max_memory_usage_bytes", max_memory_usage_bytes)
+    return ReferenceTarget()
+
+
+def memory_of_all_behind_the_window() -> ReferenceTarget:
+    """A windowed layer is given memory for the longest request."""
+
+    def max_memory_usage_bytes(spec: SlidingWindowSpec, limits: MemoryLimits) -> int:
+        return -(-limits.max_model_len // spec.block_size) * spec.page_size_bytes
+
+    break_it(SlidingWindowSpec, "max_memory_usage_bytes", max_memory_usage_bytes)
+    return ReferenceTarget()
+
+
+def window_of_the_first() -> ReferenceTarget:
+    """Layers with and without a window share the first one's."""
+
+    def rule(values: Sequence[Any]) -> Any:
+        one_if_any(values)
+        return values[0]
+
+    break_it(FullAttentionSpec, "merge_rules", {**FullAttentionSpec.merge_rules, "sliding_window": rule})
+    return ReferenceTarget()
+
+
+def merged_as_what_they_have_in_common() -> ReferenceTarget:
+    """A spec of a class and one of a class derived from it merge, in any order, to one of the former."""
+
+    def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
+        common = [type(one) for one in specs if all(isinstance(spec, type(one)) for spec in specs)]
+        if not common:
+            return _merge(cls, specs)
+        fields = [field.name for field in dataclasses.fields(common[0])]
+        return _merge(
+            common[0], [common[0](**{name: getattr(one, name) for name in fields}) for one in specs]
+        )
+
+    break_it(KVCacheSpec, "merge", classmethod(merge))
+    return ReferenceTarget()
+
+
+def uniform_if_the_first_window_is_enough() -> ReferenceTarget:
+    """Windowed layers are of one type if none has a larger window than the first."""
+
+    def is_uniform(spec: SlidingWindowSpec, layers: Mapping[str, KVCacheSpec]) -> bool:
+        own = spec.sliding_window
+        covered = {
+            name: dataclasses.replace(other, sliding_window=own)
+            if isinstance(other, SlidingWindowSpec) and other.sliding_window < own
+            else other
+            for name, other in layers.items()
+        }
+        return _is_uniform(spec, covered)
+
+    break_it(SlidingWindowSpec, "is_uniform_with_collection", is_uniform)
+    return ReferenceTarget()
+
+
+def windows_compared_before_kinds() -> ReferenceTarget:
+    """A windowed layer asks all others for their windows, those that have none included."""
+
+    def is_uniform(spec: SlidingWindowSpec, layers: Mapping[str, Any]) -> bool:
+        same = all(other.sliding_window == spec.sliding_window for other in layers.values())
+        return same and _is_uniform(spec, layers)
+
+    break_it(SlidingWindowSpec, "is_uniform_with_collection", is_uniform)
+    return ReferenceTarget()
+
+
+def state_padding_ignored() -> ReferenceTarget:
+    """A recurrent layer's page is its states, whatever padding was asked for."""
+    break_it(MambaSpec, "page_size_bytes", MambaSpec.unpadded_page_size_bytes)
+    return ReferenceTarget()
+
+
+def padding_stored_at_copy() -> ReferenceTarget:
+    """A copy keeps the page that alignment gave the original, as if it had been asked for."""
+
+    def copy_with_new_block_size(spec: AttentionSpec, block_size: int) -> AttentionSpec:
+        if spec.alignment is None:
+            return dataclasses.replace(spec, block_size=block_size)
+        fresh = dataclasses.replace(spec, block_size=block_size)
+        return dataclasses.replace(fresh, page_size_padded=max(spec.page_size_bytes, fresh.page_size_bytes))
+
+    break_it(AttentionSpec, "copy_with_new_block_size", copy_with_new_block_size)
+    return ReferenceTarget()
+
+
+def alignment_lost_in_merge() -> ReferenceTarget:
+    """The merged spec is made field by field, and one field is forgotten."""
+
+    def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
+        merged = _merge(cls, specs)
+        return dataclasses.replace(merged, alignment=None)
+
+    break_it(PaddedKVCacheSpec, "merge", classmethod(merge))
+    return ReferenceTarget()
+
+
+def block_size_not_compared_in_merge() -> ReferenceTarget:
+    """Specs merge whatever their block sizes."""
+
+    def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
+        return _merge(cls, [dataclasses.replace(spec, block_size=specs[0].block_size) for spec in specs])
+
+    break_it(KVCacheSpec, "merge", classmethod(merge))
+    return ReferenceTarget()
+
+
+def one_state_counted() -> ReferenceTarget:
+    """A recurrent layer's memory is that of the running state, and of those for drafts."""
+
+    def max_memory_usage_bytes(spec: MambaSpec, limits: MemoryLimits) -> int:
+        return spec.page_size_bytes * (1 + spec.num_speculative_blocks)
+
+    break_it(MambaSpec, "max_memory_usage_bytes", max_memory_usage_bytes)
+    return ReferenceTarget()

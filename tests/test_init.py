@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvref_conformance.commands.cli import cli
-from kvref_conformance.commands.init import WORKFLOW, Wanted, badge, profile, workflow
+from kvref_conformance.commands.init.starter import WORKFLOW, Wanted, badge, profile, workflow
 from kvref_conformance.documents.profile import choose_profile
 from kvref_conformance.running.loading import prepare
 

@@ -237,8 +237,8 @@ def test_baseline(kvref: Kvref, baseline: Path) -> None:
     assert (ran.code, report["totals"]) == (0, {"holds": 2})
     gone, odd = report["notes"]
     first, second = (row["subject"] for row in document["known"])
-    assert gone.startswith(f"known deviation no longer shows: spec.merge-identity [{first}: page_size_bytes]")
-    assert odd.startswith(f"known deviation could not be replayed: spec.merge-identity [{second}: page_size")
+    assert gone.startswith(f"known finding no longer shows: spec.merge-identity [{first}: page_size_bytes]")
+    assert odd.startswith(f"known finding could not be replayed: spec.merge-identity [{second}: page_size")
     assert odd.endswith("target 'toy' has no operation 'specs.nonsense'")
 
 

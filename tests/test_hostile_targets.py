@@ -200,7 +200,7 @@ def operations(trace: dict[str, Any]) -> list[str]:
         ("merge_segfaults", "specs.merge: killed by SIGSEGV"),
         ("merge_dies_of_real_time_signal", f"specs.merge: killed by signal {REAL_TIME}"),
         ("merge_raises_system_exit", "specs.merge: raised SystemExit, which ends a process"),
-        ("build_closes_everything", "specs.build: closed its connection without a word"),
+        ("build_closes_everything", "specs.build: closed its connection without an answer"),
     ],
 )
 def test_operation_ends_the_process(kvref: Kvref, tmp_path: Path, factory: str, observed: str) -> None:
@@ -268,7 +268,7 @@ def test_operation_ends_the_process_it_was_forked_from(kvref: Kvref) -> None:
     ran, report = kvref.report("hostile_operations:build_kills_parent", *MERGE, *ANSWERS)
     assert (ran.code, report["verdict"]) == (3, "incomplete")
     [death] = rows(report, "target.answers")
-    assert "could not be replayed: the process that had loaded the target has ended" in death["message"]
+    assert "could not be replayed: the process that loaded the target has ended" in death["message"]
 
 
 def test_processes_left_by_operations_are_ended(kvref: Kvref) -> None:

@@ -64,7 +64,7 @@ def test_a_plugin_that_fits_is_conformant() -> None:
 def test_its_own_fields_that_are_not_varied_are_told() -> None:
     """A merge that loses one is not seen to."""
     (note,) = plugged().notes
-    assert note.startswith("with their defaults in all examples; ")
+    assert note.startswith("these fields had their defaults in all examples; ")
     assert note.endswith(": AcmeSpec.banks")
 
 

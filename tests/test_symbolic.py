@@ -49,7 +49,7 @@ def test_needles_are_found(kvref: Kvref) -> None:
     ran, report = kvref.report("needle:reference", *asked)
     assert (ran.code, report["verdict"]) == (1, "not conformant")
     assert [(row["id"], row["status"]) for row in report["laws"]] == [(law, "broken") for law in laws]
-    assert report["notes"] == [f"CrossHair makes examples, too, for {', '.join(laws)}"]
+    assert report["notes"] == [f"CrossHair also makes examples for {', '.join(laws)}"]
 
 
 @pytest.mark.usefixtures("all_examples")
@@ -88,7 +88,7 @@ def test_laws_of_other_things_are_checked_as_ever(kvref: Kvref) -> None:
     report = json.loads(ran.out)
     assert ran.code == 0
     assert [(row["id"], row["status"]) for row in report["laws"]] == [(law, "holds") for law in laws]
-    assert report["notes"] == ["CrossHair makes examples, too, for spec.padding-honoured"]
+    assert report["notes"] == ["CrossHair also makes examples for spec.padding-honoured"]
 
 
 def test_the_backend_is_refused_where_it_has_nothing_to_do(kvref: Kvref) -> None:

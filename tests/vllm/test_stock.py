@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from running import PYTHON, facets, kvref, rows
 
-OF_NO_KIND = "of no kind that kvref knows, held to the laws for any kind: HiSparse"
+OF_NO_KIND = (
+    "kvref does not know the kind of these classes and judges them by the laws for any kind: HiSparse"
+)
 
 
 UNAIDED = (

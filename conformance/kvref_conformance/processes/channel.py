@@ -1,4 +1,4 @@
-"""Messages between processes: JSON over a Unix socket, one document a message."""
+"""Messages between processes: one JSON document each, over a Unix socket."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Channel:
         return message
 
     def ready(self, timeout: float) -> bool:
-        """Whether a message, or the end of the stream, is there within `timeout` seconds."""
+        """Whether a message, or the end of the stream, arrives within `timeout` seconds."""
         return self._connection.poll(timeout)
 
     @property
     def connection(self) -> Connection:
-        """What `multiprocessing.connection.wait` takes."""
+        """The connection, for `multiprocessing.connection.wait`."""
         return self._connection
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Memory that is quick to fork: what is allocated goes into huge pages, where the system lends any.
+"""Make a process quick to fork: move its memory into huge pages, where the system has any.
 
-A fork copies an entry for each page, which for a process with torch in it takes longer than all the rest that
-an example in a pristine process needs. A huge page has one entry in the place of 512.
+A fork copies one entry per page. For a process that has loaded torch, this takes longer than everything else
+that an example in a fresh process needs. A huge page has one entry instead of 512.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SIZE = 2 << 20
-"""Of a huge page, in bytes."""
+"""Bytes of a huge page."""
 
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 
 
 def use_huge_pages() -> None:
-    """Move what is allocated into huge pages, where the system can do that; if not, all is as it was."""
+    """Move allocated memory into huge pages; does nothing where the system cannot."""
     if sys.platform != "linux":
         return
     try:
         maps = Path("/proc/self/maps").read_text()
-    except OSError:  # no /proc: it is only slower then
+    except OSError:  # without /proc, forks are slower, and nothing else changes
         return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -32,7 +32,7 @@ def use_huge_pages() -> None:
 
 
 def allocated(maps: str) -> Iterator[tuple[int, int]]:
-    """Addresses and lengths of the heap and of what else is private memory without a file, in whole pages."""
+    """Address and length of the heap and of other private anonymous memory, in whole huge pages."""
     for line in maps.splitlines():
         addresses, permissions, _, _, inode, *name = line.split()
         if permissions != "rw-p" or inode != "0" or (name and name[0] != "[heap]"):

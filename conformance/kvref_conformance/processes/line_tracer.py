@@ -1,9 +1,8 @@
-"""Note which lines of the target's own files its operations run; in the processes of the target.
+"""Record which lines of the target's own files its operations run; used in the target's processes.
 
-The library `coverage` does that with a trace function, which is set during operations alone: neither what
-draws examples nor what judges them is seen, or slowed. It is started once, in the host, and children inherit
-it. Its C extension is for one version of Python; elsewhere the library has a slower trace function in Python.
-It is imported only by a process that measures.
+coverage.py does the tracing. Its trace function is set only while an operation runs, so drawing and
+judging examples is neither recorded nor slowed. The host starts it once and children inherit it. The C extension fits
+one version of Python; with others, coverage.py uses its slower tracer. Only a process that measures imports it.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from kvref.target import Json, Outcome, Target, perform
 from kvref_conformance.targets.own import OwnFiles
 
 Arcs = dict[str, list[list[int]]]
-"""By the path of a file, pairs of lines that ran one after the other; -N is outside of what begins at N."""
+"""By file path, pairs of lines that ran one after the other; -N is outside the function that begins at N."""
 
 
 class Measure:
-    """What was run in this process, and in others that were asked."""
+    """The lines that ran in this process, and in the processes that reported to it."""
 
     def __init__(self, own: OwnFiles) -> None:
         from coverage import Coverage
 
         self.own = own
-        # An empty list would stand for everything.
+        # coverage.py takes an empty list as "everything".
         include = own.measured or [os.devnull]
         self._coverage = Coverage(
             data_file=None, config_file=False, branch=True, include=include, omit=own.left_out
         )
-        # Others are not to be had in every version, nor set and unset so often.
+        # The other cores do not exist in every version, and cannot be switched on and off this often.
         self._coverage.set_option("run:core", "ctrace")
         self._coverage.start()
         self._trace, self._trace_threads = sys.gettrace(), threading.gettrace()
         sys.settrace(None)
         threading.settrace(None)
-        self._told: dict[str, set[tuple[int, int]]] = {}
+        self._reported: dict[str, set[tuple[int, int]]] = {}
         self._others: dict[str, set[tuple[int, int]]] = {}
         self.on = True
 
@@ -53,25 +52,25 @@ class Measure:
             threading.settrace(None)
 
     def add(self, arcs: Arcs) -> None:
-        """What another process has told."""
+        """Add what another process reported."""
         for path, pairs in arcs.items():
             self._others.setdefault(path, set()).update((start, end) for start, end in pairs)
 
     def new(self) -> Arcs:
-        """What was run since this was asked last."""
+        """The pairs of lines that ran since the last call."""
         data = self._coverage.get_data()
         run: dict[str, set[tuple[int, int]]] = {
             path: set(data.arcs(path) or ()) for path in data.measured_files()
         }
         for path, pairs in self._others.items():
             run.setdefault(path, set()).update(pairs)
-        found = {path: pairs - self._told.get(path, set()) for path, pairs in run.items()}
-        self._told.update(run)
+        found = {path: pairs - self._reported.get(path, set()) for path, pairs in run.items()}
+        self._reported.update(run)
         return {path: [list(pair) for pair in sorted(pairs)] for path, pairs in found.items() if pairs}
 
 
 class Measured:
-    """A target whose operations are measured; nothing else is asked of it."""
+    """A target whose operations are traced."""
 
     def __init__(self, target: Target, measure: Measure) -> None:
         self._target = target
@@ -83,11 +82,11 @@ class Measured:
 
 
 Asked = Target | Measured
-"""What operations are asked of."""
+"""What performs operations: the target, traced or not."""
 
 
 def ask(target: Asked, operation: str, arguments: Mapping[str, Json]) -> Outcome:
-    """What `kvref.target.perform` does."""
+    """Perform an operation, as `kvref.target.perform` does."""
     if isinstance(target, Measured):
         return target.perform(operation, arguments)
     return perform(target, operation, arguments)

@@ -1,4 +1,4 @@
-"""The near side of a host: sessions, and running a trace in them."""
+"""Talk to a host: open sessions in its children, and run traces and programs there."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Hosts = Mapping[str, str]
 
 
 FORK_SECONDS = 5.0
-"""The least that a host is given to come up with a new process, in seconds."""
+"""Seconds that a host has at least to fork a new process."""
 
 TAIL_BYTES = 16 * 1024
 
 
 class NotJudged(Exception):
-    """Nothing can be said about an operation, or about a law, and why."""
+    """Why an operation or a law could not be judged."""
 
 
 class Tail:
-    """The end of a stream that may never stop: read by a thread, forgotten but for the last bytes."""
+    """The last bytes of a stream, which a thread reads and otherwise drops."""
 
     def __init__(self, descriptor: int) -> None:
-        """Read, and in the end close, the descriptor."""
+        """Read the descriptor to its end, then close it."""
         self._chunks: collections.deque[bytes] = collections.deque(maxlen=16)
         self._descriptor = descriptor
         self._thread = threading.Thread(target=self._drain, daemon=True)
@@ -52,14 +52,14 @@ class Tail:
 
 
 def open_child(address: str, timeout: float) -> tuple[Channel, int]:
-    """A new process forked from the host at `address`: the channel to it, and its id.
+    """Have the host at `address` fork a child. Returns the channel to the child and its process id.
 
     Raises `NotJudged` when the host is gone or hangs.
     """
     try:
         channel = Channel.connect(Path(address))
     except EOFError as error:
-        raise NotJudged("the process that had loaded the target has ended") from error
+        raise NotJudged("the process that loaded the target has ended") from error
     patience = max(FORK_SECONDS, timeout)
     reason = f"no process could be forked from the target within {patience:g} s"
     try:
@@ -74,7 +74,7 @@ def open_child(address: str, timeout: float) -> tuple[Channel, int]:
 def end_of(address: Path, pid: int) -> str:
     """How a child of the host at `address` ended, in words; the host writes it just after.
 
-    A child that only closed its connection is killed; of one that ended with its host nobody can tell.
+    Kills a child that only closed its connection. If the host died too, the reason is lost.
     """
     note = address.parent / f"{pid}.end"
     deadline = time.monotonic() + 2
@@ -83,11 +83,11 @@ def end_of(address: Path, pid: int) -> str:
             return text
         time.sleep(0.01)
     kill_group(pid)
-    return "closed its connection without a word"
+    return "closed its connection without an answer"
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child that is not going to answer, with all it started."""
+    """Kill a child and every process that it started."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
@@ -96,12 +96,16 @@ def kill_group(pid: int) -> None:
 
 
 class Session:
-    """A pristine process of the target that performs operations one by one."""
+    """A fresh process of the target that performs operations one by one."""
 
     def __init__(self, address: str, timeout: float, measured: bool = False, *, through: str = "") -> None:
-        """In a process of its own; a `measured` one tells what of the target's own files it has `reached`.
+        """Open a session in a new child.
 
-        `through` names a function (see `names.py`) that makes of the target what performs the operations.
+        Args:
+            address: of the host.
+            timeout: seconds that one operation may take.
+            measured: whether the child records which lines of the target's own files it reaches.
+            through: a function (see `names.py`) that wraps the target; the result performs the operations.
         """
         self._address = Path(address)
         self._timeout = timeout
@@ -111,9 +115,9 @@ class Session:
         self._opened = False
 
     def perform(self, operation: str, arguments: Mapping[str, Any]) -> Outcome:
-        """Run one operation. Death or silence of the process is an outcome, `{"died": how}`.
+        """Run one operation. If the process dies or hangs, the outcome is `{"died": how}`.
 
-        Raises `NotJudged` when what comes back is no answer.
+        Raises `NotJudged` if the reply is not an answer.
         """
         try:
             if not self._opened:
@@ -132,13 +136,13 @@ class Session:
         return outcome
 
     def reached(self) -> Arcs:
-        """Which lines ran after which in the target's own files; nothing if the process has ended."""
+        """The lines that ran in the target's own files, as pairs; empty if the process ended."""
         try:
             self._channel.send({"reached": True})
-            told: Message = self._channel.receive() if self._channel.ready(self._timeout) else {}
+            reply: Message = self._channel.receive() if self._channel.ready(self._timeout) else {}
         except EOFError:
             return {}
-        found: Arcs = told.get("reached", {})
+        found: Arcs = reply.get("reached", {})
         return found
 
     def close(self) -> None:
@@ -154,7 +158,7 @@ class Session:
 
 
 def run_program(path: Path, target: str, address: str, timeout: float) -> int | str:
-    """Run a stand-alone program in a pristine child of a host: its exit code, or why it has none.
+    """Run a stand-alone program in a fresh child of a host. Returns its exit code, or why it has none.
 
     Raises `NotJudged`.
     """
@@ -173,7 +177,7 @@ def run_program(path: Path, target: str, address: str, timeout: float) -> int | 
 
 
 def execute(trace: Trace, hosts: Hosts, timeout: float) -> list[list[dict[str, Any]]]:
-    """Run every run of a trace in a process of its own; a run ends where its process dies.
+    """Perform each run of a trace in its own process; a run ends where its process dies.
 
     Raises `NotJudged`.
     """

@@ -1,4 +1,4 @@
-"""Check a target: plan units, run them, confirm what broke with stand-alone programs, add up."""
+"""Run a check: plan units, run them, confirm each broken law with a stand-alone program, make the result."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
 DEPTHS = {"quick": 100, "standard": 500, "deep": 5000}
-"""Examples of a workload for one subject, before its weight."""
+"""Examples of a workload for one subject, before the workload's weight."""
 
 SYMBOLIC_SHARE = 4
-"""For so many examples there is one more of a backend that reasons about numbers, where one is asked for."""
+"""With a solver as backend, it makes one example for every so many of Hypothesis."""
 
 DEPTH = "quick"
-"""That of a check where nobody says another."""
+"""The depth of a check that names none."""
 
 MAX_DEATHS = 6
-"""Units whose death is replayed and reduced; further ones are named only."""
+"""At most this many deaths of units are replayed and reduced; the others are only named."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to run and how: `budget` in seconds cuts, `jobs` units run at a time."""
+    """What to run and how: `budget` in seconds ends the check, `jobs` units run at a time."""
 
     laws: tuple[str, ...] = tuple(LAWS)
     depth: str = DEPTH
@@ -56,35 +56,35 @@ class Options:
     jobs: int = 1
     strict: bool = False
     subjects: tuple[str, ...] = ()
-    """Globs; none for every subject."""
+    """Globs; empty means every subject."""
     symbolic: bool = False
-    """Whether CrossHair makes examples, too, of workloads for which that makes sense."""
+    """Whether CrossHair also makes examples, for workloads that support it."""
 
     @property
     def selected(self) -> dict[str, list[str]]:
-        """What a report says of it."""
+        """The selection, as a report states it."""
         laws = {"laws": [*self.laws]} if len(self.laws) < len(LAWS) else {}
         return {**laws, **({"subjects": [*self.subjects]} if self.subjects else {})}
 
     def left_out(self, subject: str) -> bool:
-        """Whether it is not among the subjects to be run; what has no subject is never left out."""
+        """Whether the globs exclude this subject. Work without a subject is never excluded."""
         globs = self.subjects
         return bool(globs and subject) and not any(fnmatchcase(subject, glob) for glob in globs)
 
 
 class NoSuchSubject(ValueError):
-    """Globs that match no subject of the chosen laws."""
+    """The globs match no subject of the chosen laws."""
 
 
 def flags_needed(laws: Iterable[str], plugin: bool) -> list[str]:
-    """The sets of interpreter flags for which the laws need a host; some only where there is a plugin."""
+    """The sets of interpreter flags that the laws need a host for; some only with a plugin."""
     workloads = (WORKLOADS[law.workload] for law in _feeding([LAWS[law] for law in laws]))
     needed = dict.fromkeys(["", *(flags for workload in workloads for flags in workload.flags)])
     return [flags for flags in needed if plugin or NO_PLUGIN not in flags.split()]
 
 
 def _feeding(laws: Sequence[Law]) -> list[Law]:
-    """The laws whose workloads have to run. Any workload feeds `target.answers`: alone, it gets all."""
+    """The laws whose workloads run. Every workload feeds `target.answers`, so alone it needs them all."""
     return [law for law in (LAWS.values() if laws == [ANSWERS] else laws) if law is not ANSWERS]
 
 
@@ -111,7 +111,7 @@ class Checker:
         self._started = time.monotonic()
 
     def run(self, baseline: Baseline) -> Result:
-        """Run the selected laws and tell what was found."""
+        """Run the selected laws."""
         self._started = started = time.monotonic()
         description, options = self._description, self._options
         plugin = description["plugin"]
@@ -119,16 +119,19 @@ class Checker:
         known, notes = self.replay_known(baseline)
         notes += self._profile.notes
         if unknown := of_unknown_kind(description):
-            notes.append(f"of no kind that kvref knows, held to the laws for any kind: {', '.join(unknown)}")
-        if fields := left_at_default(description):
-            told = (
-                "with their defaults in all examples; values below [strategies.CLASS] in kvref.toml vary them"
+            notes.append(
+                f"kvref does not know the kind of these classes and judges them by the laws for any kind: "
+                f"{', '.join(unknown)}"
             )
-            notes.append(f"{told}: {', '.join(fields)}")
+        if fields := left_at_default(description):
+            notes.append(
+                "these fields had their defaults in all examples; list values for them under "
+                f"[strategies.CLASS] in kvref.toml: {', '.join(fields)}"
+            )
         units, rows = self.plan()
         searched = [unit for unit in units if self.effort(unit).symbolic]
         if found := [law.id for law in self._laws if any(law in unit.laws for unit in searched)]:
-            notes.append(f"CrossHair makes examples, too, for {', '.join(found)}")
+            notes.append(f"CrossHair also makes examples for {', '.join(found)}")
         for unit in units:
             for entry in known:
                 if entry.subject == unit.subject:
@@ -143,7 +146,7 @@ class Checker:
             rows += self._answers_rows(units, known)
         self._confirm([row for row in rows if row.status is Status.BROKEN])
         if plugin:
-            self._watcher.phase("asking what is broken without the plugin, too")
+            self._watcher.phase("checking what is broken without the plugin")
         for row in rows:
             self.confirmer.inherit(row)
         self._accept(rows)
@@ -172,17 +175,17 @@ class Checker:
         )
 
     def has_work(self) -> bool:
-        """Whether any of the selected laws can, and shall, be run on anything."""
+        """Whether any selected law applies to any selected subject."""
         return bool(self.plan()[0])
 
     def left_out(self) -> list[Row]:
-        """Rows for what the selected laws cannot, or shall not, be run on."""
+        """Rows for the subjects that the selected laws do not run on."""
         return self.plan()[1]
 
     def replay_known(self, baseline: Baseline) -> tuple[list[Known], list[str]]:
-        """The known deviations that still show, and a note for each that does not."""
+        """The known findings that still show, and a note for each that does not."""
         known, notes = [], []
-        self._watcher.phase("replaying known deviations")
+        self._watcher.phase("replaying known findings")
         for entry in baseline.known:
             law = LAWS.get(entry.law)
             if law not in self._laws or law is None or entry.subject in self._left_to_stock:
@@ -192,18 +195,16 @@ class Checker:
             try:
                 shows = self.confirmer.judge(law, entry.trace) is not None
             except NotJudged as error:
-                notes.append(f"known deviation could not be replayed: {entry.title}: {error}")
+                notes.append(f"known finding could not be replayed: {entry.title}: {error}")
                 continue
             if shows:
                 known.append(entry)
             else:
-                notes.append(
-                    f"known deviation no longer shows: {entry.title}; remove it from {baseline.name}"
-                )
+                notes.append(f"known finding no longer shows: {entry.title}; remove it from {baseline.name}")
         return known, notes
 
     def check_subjects(self) -> None:
-        """Raise `NoSuchSubject` if the globs leave nothing."""
+        """Raise `NoSuchSubject` if the globs exclude every subject."""
         subjects = {
             subject
             for law in _feeding(self._laws)
@@ -217,7 +218,7 @@ class Checker:
             )
 
     def plan(self) -> tuple[list[Unit], list[Row]]:
-        """Units for what can be run, rows for what does not apply, in the order of the laws."""
+        """The units to run, and rows for what does not apply, in the order of the laws."""
         rows: list[Row] = []
         units: dict[tuple[str, str], Unit] = {}
         for law in _feeding(self._laws):
@@ -227,7 +228,7 @@ class Checker:
                     continue
                 gap = self._profile.gap(law.id, subject)
                 undrawable = is_undrawable(subject, reason, self._description)
-                # One class that a law does not speak of is no gap; a law that speaks of nothing there is.
+                # A class that a law does not speak of needs no gap; a law without any subject does.
                 if gap is not None and (reason is None or undrawable or not subject):
                     rows.append(new_row(law, subject, Status.DECLARED_GAP, gap.reason))
                 elif undrawable:
@@ -245,7 +246,7 @@ class Checker:
 
     @property
     def _left_to_stock(self) -> set[str]:
-        """Classes that are judged where there is no plugin."""
+        """Stock classes: a check of a plugin leaves them to the check of stock."""
         if self._description["plugin"] is None:
             return set()
         return {info["name"] for info in self._description["classes"] if info.get("origin") != "plugin"}
@@ -261,13 +262,13 @@ class Checker:
         try:
             timely = takewhile(lambda unit: not late(unit), units)
             starts = (self.start(unit, self.effort(unit)) for unit in timely)
-            for one, told in work_off(starts, self._options.jobs, late):
-                if told is None:
+            for one, message in work_off(starts, self._options.jobs, late):
+                if message is None:
                     self._watcher.unit_done(one.unit.name)
                 else:
-                    self._watcher.unit_progress(one.unit.name, int(told["progress"] or 0))
+                    self._watcher.unit_progress(one.unit.name, int(message["progress"] or 0))
         except NotJudged as error:
-            # The host did not come up with a process; nor would it for the others.
+            # The host could not fork; it could not for the others either.
             for unit in units:
                 if not unit.over:
                     unit.failure = str(error)
@@ -287,17 +288,17 @@ class Checker:
         return one
 
     def _reached(self, units: list[Unit]) -> Reached | None:
-        """What the units reached of the target's own files, if that was measured."""
+        """The lines of the target's own files that the units reached, if that was measured."""
         if self._worker.measured is None:
             return None
-        self._watcher.phase("telling which lines were reached")
-        # Alone, the law that every operation feeds is what all units are for.
+        self._watcher.phase("adding up which lines were reached")
+        # Chosen alone, `target.answers` is what all units ran for.
         run = [([law.id for law in unit.laws] or [ANSWERS.id], unit.reached) for unit in units]
         ended_early = [unit.name for unit in units if unit.cut or unit.failure or unit.death]
         return add_up(self._hosts[""].ask({"kind": "own"})["own"], run, ended_early)
 
     def effort(self, unit: Unit) -> Effort:
-        """How much the options ask of a unit."""
+        """How much a unit does under these options."""
         depth, driven = self._options.depth, unit.workload.driven
         symbolic = self._options.symbolic and unit.workload.symbolic
         return Effort(
@@ -308,14 +309,14 @@ class Checker:
         )
 
     def _unit_rows(self, unit: Unit, known: list[Known]) -> list[Row]:
-        """Rows of the unit's laws: each way of breaking that is new, each that is known, else one row."""
+        """Rows of the unit's laws: one per new facet, one per known facet, else one row."""
         rows = []
         for law in unit.laws:
             nothing: dict[str, Any] = {"examples": 0, "broken": [], "unreduced": []}
             findings = unit.findings["laws"][law.id] if unit.findings else nothing
             expected = [entry for entry in known if (entry.law, entry.subject) == (law.id, unit.subject)]
             own = [self.confirmer.broken_row(law, unit.subject, broken) for broken in findings["broken"]]
-            # Where one trace shows two facets, and one of them is accepted, the trace is.
+            # If one trace shows two facets and one of them is accepted, the trace is accepted.
             own = _distinct(sorted(own, key=lambda row: self._profile.failure(row) is None))
             if findings["unreduced"] and own:
                 own[-1].message += f"{ALSO_BREAKS}{', '.join(findings['unreduced'])}"
@@ -337,18 +338,20 @@ class Checker:
         return rows
 
     def _stale_rows(self, law: Law, subject: str, facets: list[str], examples: int) -> list[Row]:
-        """Rows for the failures that the profile lists and that are none: only these facets broke."""
+        """Rows for failures that the profile lists but that did not break; `facets` are those that did."""
         rows = []
         for entry in self._profile.known_for(law.id, subject):
             if not (facets if entry.facet is None else entry.facet in facets):
-                told = f"it did not break in {examples} examples"
-                message = f"{entry.place} lists it as known ({entry.issue}), but {told}: remove it there"
+                message = (
+                    f"{entry.place} lists it as known ({entry.issue}), but it did not break in {examples} "
+                    "examples: remove it there"
+                )
                 rows.append(new_row(law, subject, Status.STALE, message))
                 rows[-1].facet = entry.facet or ""
         return rows
 
     def _accept(self, rows: list[Row]) -> None:
-        """Call known what the profile lists."""
+        """Mark as known what the profile lists."""
         for row in rows:
             if row.status is Status.BROKEN and (failure := self._profile.failure(row)):
                 row.status, row.message = Status.KNOWN, failure.message
@@ -362,7 +365,9 @@ class Checker:
     def _answers_rows(self, units: list[Unit], known: list[Known]) -> list[Row]:
         """One row that holds, or one for each distinct way in which the target died."""
         if not units:
-            return [new_row(ANSWERS, ALL_OPERATIONS, Status.NOT_APPLICABLE, "there is nothing to ask")]
+            return [
+                new_row(ANSWERS, ALL_OPERATIONS, Status.NOT_APPLICABLE, "the target has no operation to call")
+            ]
         expected = [entry for entry in known if entry.law == ANSWERS.id]
         deaths = [
             unit
@@ -381,7 +386,7 @@ class Checker:
             rows = [new_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE, "not everything was run")]
         elif not rows and not expected:
             rows = [new_row(ANSWERS, ALL_OPERATIONS, Status.HOLDS)]
-            # A few of the laws may not come to the operation that ends the process.
+            # A few laws alone may never call the operation that ends the process.
             if len(self._laws) == len(LAWS):
                 rows = self._stale_rows(ANSWERS, ALL_OPERATIONS, [], examples) or rows
         rows += [self._known_row(ANSWERS, entry) for entry in expected]
@@ -397,14 +402,14 @@ class Checker:
         return self.confirmer.death_row(unit, min(MAX_SECONDS, left))
 
     def _confirm(self, rows: list[Row]) -> None:
-        """Run each broken row's program; what does not show it alone is not called broken."""
+        """Run each broken row's program; a row whose program does not fail is not broken."""
         if rows:
             self._watcher.phase(f"confirming {len(rows)} broken laws, each with a program of its own")
         in_parallel(self.confirmer.confirm, rows, self._options.jobs)
 
 
 def _count(row: Row, units: list[Unit]) -> None:
-    """Add up the operations of the units' examples, and the time that these took."""
+    """Add up the operations in the units' examples, and their time."""
     findings = [unit.findings for unit in units if unit.findings]
     row.steps = sum(each["steps"] for each in findings)
     row.exploring_seconds = round(sum(each["seconds"] for each in findings), 3)
@@ -413,7 +418,7 @@ def _count(row: Row, units: list[Unit]) -> None:
 
 
 def _diverse(deaths: list[Unit]) -> list[Unit]:
-    """The deaths, those first that differ from all before in operation or manner."""
+    """The deaths, those first whose operation or manner is new."""
     first: dict[tuple[str, str], Unit] = {}
     for unit in deaths:
         first.setdefault((death_facet(unit).partition(" ")[0], unit.death), unit)
@@ -421,7 +426,7 @@ def _diverse(deaths: list[Unit]) -> list[Unit]:
 
 
 def _distinct(rows: Iterable[Row]) -> list[Row]:
-    """Rows without those that repeat an earlier one's trace."""
+    """The rows, without those that repeat an earlier row's trace."""
     seen: list[object] = []
     kept = []
     for row in rows:

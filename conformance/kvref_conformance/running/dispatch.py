@@ -1,4 +1,4 @@
-"""Units of work in flight: start each in a child of a host, listen to it, notice when it dies or hangs."""
+"""Run units in children of a host: start each, listen to it, notice when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from kvref_strategies.workload import Description, Workload
 _POLL_SECONDS = 0.5
 
 THINKING_PATIENCE = 10
-"""How many operation time-outs may pass between operations, while examples are drawn and judged."""
+"""Operation time-outs that may pass between two operations, while examples are drawn and judged."""
 
 
 @dataclass
 class Unit:
-    """One workload for one subject, the laws it feeds, and what came of it.
+    """One workload for one subject, the laws it feeds, and its outcome.
 
-    At the end one of `findings`, `failure` (why it could not be judged), `death` (of the target) and `cut` is
-    set; of a death that an isolated example saw, findings tell, too.
+    At the end one of these is set: `findings`, `failure` (why it could not be judged), `death` (of the target)
+    and `cut`. If an isolated example saw the target die, `findings` is set as well.
     """
 
     workload: Workload
     subject: str
     laws: list[Law]
     known: dict[str, list[str]] = field(default_factory=dict)
-    """Facets by law that are known to break, and need not be reduced again."""
+    """By law, facets that are known to break and are not reduced again."""
     accepted: dict[str, list[str]] = field(default_factory=dict)
-    """Facets by law that the profile lists, to be reduced after those that are new."""
+    """By law, facets that the profile lists; they are reduced after the new ones."""
     findings: dict[str, Any] | None = None
     failure: str = ""
     death: str = ""
@@ -48,8 +48,8 @@ class Unit:
     cut: bool = False
     seconds: float = 0.0
     reached: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
-    """Where that is measured, by the path of each of the target's own files the pairs of lines that its
-    operations ran one after the other, as far as the unit told before its end."""
+    """If coverage is measured: by file path, the pairs of lines that ran one after the other, as far as the
+    unit reported before its end."""
 
     @property
     def name(self) -> str:
@@ -62,29 +62,29 @@ class Unit:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a unit does: examples of Hypothesis before the workload's weight, and driven ones."""
+    """How much a unit does: examples of Hypothesis, before the workload's weight, and driven examples."""
 
     seed: int | str
     examples: int
     driven: int
     database: str = ""
-    """A folder for examples that are being reduced. With one, a unit tells at once what it sees broken, and
-    what its examples had an engine do."""
+    """A folder for examples that are being reduced. If given, the unit reports each failure at once, and
+    counts the behaviours that its examples reach."""
     reduce: bool = True
-    """Whether what breaks is made smaller."""
+    """Whether failures are reduced."""
     until: tuple[str, ...] = ()
-    """Laws that end the unit when one of them breaks."""
+    """The unit ends when one of these laws breaks."""
     symbolic: int = 0
-    """Examples of a backend that reasons about numbers, before the weight."""
+    """Examples of a solver backend, before the weight."""
 
 
 def seed_of(root: int | str, workload: str, subject: str) -> int:
-    """A unit's own seed, so that running less, or in another order, makes the same examples."""
+    """A unit's own seed: its examples do not depend on which other units run, or in which order."""
     return int.from_bytes(hashlib.sha256(f"{root}/{workload}/{subject}".encode()).digest()[:8])
 
 
 class Running:
-    """A unit in its child process. Raises `NotJudged` when there can be none."""
+    """A unit in its child process. Raises `NotJudged` if the host cannot fork one."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Running:
             raise NotJudged("a process forked from the target ended at once") from error
 
     def listen(self) -> Message | None:
-        """Take one message, of what the unit has done so far; None when it is over."""
+        """Receive one message about the unit's progress; None when it is over."""
         self._heard = time.monotonic()
         try:
             message = self.channel.receive()
@@ -151,9 +151,9 @@ class Running:
         return None
 
     def silent(self) -> bool:
-        """Whether the unit hangs; it is over then.
+        """Whether the unit hangs; if so, kill it.
 
-        Isolated examples wait for their own processes, and notice themselves when those hang.
+        Isolated examples watch their own processes for hangs.
         """
         performing, state = Journal.state(self._journal)
         if state != self._state:
@@ -185,7 +185,7 @@ class Running:
 
 
 def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, Message | None]]:
-    """Wait a little; what each unit that spoke, ended or hangs has to tell (see `Running.listen`)."""
+    """Wait a little, then yield the messages of units that sent one, ended or hang (see `Running.listen`)."""
     speaking = wait([unit.channel.connection for unit in running], _POLL_SECONDS)
     spoke = [unit for unit in running if unit.channel.connection in speaking]
     for unit in spoke:
@@ -198,10 +198,10 @@ def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, Message | 
 def work_off(
     starts: Iterable[Running], jobs: int, late: Callable[[Unit], bool]
 ) -> Iterator[tuple[Running, Message | None]]:
-    """Start so many units at a time; what each has to tell, and None when it is over.
+    """Run units, `jobs` at a time. Yields each unit's messages, and None when it is over.
 
-    Units that are `late` are cut. Raises `NotJudged`, when those that run are over, if one could not be
-    started: nor could others.
+    Cuts units that are `late`. If one cannot be started, no other is: raises `NotJudged` once those that run
+    are over.
     """
     waiting = iter(starts)
     running: list[Running] = []

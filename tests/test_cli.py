@@ -333,7 +333,7 @@ def test_replay_refuses(kvref: Kvref, tmp_path: Path, content: bytes | dict[str,
     ("content", "words"),
     [
         (trace("spec.merge-identity", "specs.nonsense"), "target 'toy' has no operation 'specs.nonsense'"),
-        (trace("registry.order-free", runs=3), "registry.order-free cannot make sense of what came of this"),
+        (trace("registry.order-free", runs=3), "registry.order-free cannot judge the answers to this trace"),
     ],
 )
 def test_replay_cannot_tell(kvref: Kvref, tmp_path: Path, content: dict[str, Any], words: str) -> None:

@@ -261,7 +261,7 @@ def test_death_that_does_not_come_again(
     assert (ran.code, report["verdict"]) == (3, "incomplete")
     assert {row["status"] for row in report["laws"]} == {"incomplete"}
     [death] = rows(report, "target.answers")
-    assert "exit code 9; it did not come again when the operations were replayed" in death["message"]
+    assert "exit code 9; replaying the operations did not show it again" in death["message"]
 
 
 def test_operation_ends_the_process_it_was_forked_from(kvref: Kvref) -> None:

@@ -1,8 +1,9 @@
 """Record which lines of the target's own files its operations run; used in the target's processes.
 
-coverage.py does the tracing. Its trace function is set only while an operation runs, so drawing and
-judging examples is neither recorded nor slowed. The host starts it once and children inherit it. The C extension fits
-one version of Python; with others, coverage.py uses its slower tracer. Only a process that measures imports it.
+coverage.py does the tracing. Its trace function is set only while an operation runs, so drawing and judging
+examples is neither recorded nor slowed. The host starts it once and children inherit it. The C extension
+fits one version of Python; with others, coverage.py uses its slower tracer. Only a process that measures
+imports it.
 """
 
 from __future__ import annotations

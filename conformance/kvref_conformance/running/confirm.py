@@ -1,4 +1,4 @@
-"""From a failure to a finding: replay it, reduce a death, and have a stand-alone program show it."""
+"""From a failure to a finding: replay it, reduce a death, confirm it with a stand-alone program."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def in_parallel(function: Callable[[T], U], items: Iterable[T], jobs: int) -> li
     try:
         return list(pool.map(function, items))
     finally:
-        # An interrupt does not wait for them: when the hosts end, the threads do, too.
+        # An interrupt does not wait for the threads: they end with the hosts.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def death_facet(unit: Unit) -> str:
-    """Which death it is: the operation at which the process ended, and whose workload asked for it."""
+    """The facet of a death: the operation that ended the process, and the unit's subject."""
     if unit.death_trace is None:
         return f"no operation of {unit.subject}"
     return f"{unit.death_trace['runs'][-1]['operations'][-1]['op']} of {unit.subject}"
 
 
 class Confirmer:
-    """Confirms what was found of one loaded target. Its methods may run in several threads."""
+    """Confirms the findings of one loaded target. Its methods may run in several threads."""
 
     def __init__(self, worker: Worker, hosts: RunningHosts, description: Description) -> None:
         self._worker = worker
@@ -62,7 +62,7 @@ class Confirmer:
         self._starting = threading.Lock()
 
     def judge(self, law: Law, trace: Trace) -> LawBroken | None:
-        """Run a trace in pristine processes and ask the law about it. Raises `NotJudged`."""
+        """Run a trace in fresh processes and judge it by the law. Raises `NotJudged`."""
         runs = execute(trace, self._running.addresses, self._worker.timeout)
         try:
             law.check(runs)
@@ -70,7 +70,7 @@ class Confirmer:
             return broken
         except Exception as error:
             raise NotJudged(
-                f"{law.id} cannot make sense of what came of this trace ({type(error).__name__}: {error})"
+                f"{law.id} cannot judge the answers to this trace ({type(error).__name__}: {error})"
             ) from error
         return None
 
@@ -85,12 +85,12 @@ class Confirmer:
         }
 
     def broken_row(self, law: Law, subject: str, found: dict[str, Any]) -> Row:
-        """What a unit found, still to be confirmed."""
+        """A row for what a unit found, not yet confirmed."""
         row = new_row(law, subject, Status.BROKEN)
         row.facet = found["facet"]
         if "trace" not in found:
             row.status = Status.UNCONFIRMED
-            row.message = found.get("unstable", "it broke once, and never again when it was asked the same")
+            row.message = found.get("unstable", "it broke once, and not again with the same operations")
             return row
         row.expected, row.observed = found["expected"], found["observed"]
         row.message = f"expected {row.expected}; observed {row.observed}"
@@ -98,7 +98,7 @@ class Confirmer:
         return row
 
     def death_row(self, unit: Unit, seconds: float = MAX_SECONDS) -> Row:
-        """The unit's death, reduced for so many seconds when it comes again."""
+        """A row for the unit's death; if replaying shows it again, it is reduced for `seconds`."""
         row = new_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE)
         row.facet = death_facet(unit)
         row.message = f"{unit.name}: {unit.death}"
@@ -111,7 +111,7 @@ class Confirmer:
             row.message += f"; it could not be replayed: {error}"
             return row
         if broken is None:
-            row.message += "; it did not come again when the operations were replayed"
+            row.message += "; replaying the operations did not show it again"
             return row
         row.status = Status.BROKEN
         row.expected, row.observed = broken.expected, broken.observed
@@ -120,7 +120,7 @@ class Confirmer:
         return row
 
     def _reduced_death(self, trace: Trace, seconds: float) -> tuple[Trace, LawBroken | None]:
-        """The smallest trace found that ends the process at the same operation, and how, or None."""
+        """The smallest trace that ends the process at the same operation, and the death if it shows again."""
         broken = self.judge(ANSWERS, trace)
         if broken is None:
             return trace, None
@@ -135,13 +135,13 @@ class Confirmer:
             return any(event["op"] == fatal and "died" in event["outcome"] for run in runs for event in run)
 
         reduced = reduce_death(trace, dies, seconds)
-        # What hung for the shorter time-out of reducing may come back within the full one.
+        # An operation that hung for the shorter time-out may answer within the full one.
         if confirmed := self.judge(ANSWERS, reduced):
             return reduced, confirmed
         return trace, broken
 
     def confirm(self, row: Row) -> None:
-        """Run a broken row's program; what does not show it alone is not called broken."""
+        """Run a broken row's program; if the program does not fail by itself, the row is unconfirmed."""
         if row.trace is None:
             return
         try:
@@ -164,7 +164,7 @@ class Confirmer:
             row.message += f"; its program did not exit with 1 but: {ended}"
 
     def observe(self, row: Row) -> None:
-        """Run a broken row's trace once more, for what each operation answers: a trace does not tell."""
+        """Run a broken row's trace once more, to record the answers, which a trace does not hold."""
         if row.trace is None:
             return
         runs: Runs = []
@@ -173,12 +173,12 @@ class Confirmer:
             LAWS[row.law].check(runs)
         except LawBroken as broken:
             row.events = runs if row.facet in broken.facets else None
-        except Exception:  # a target may answer otherwise this time; its program has shown what is broken
+        except Exception:  # the target may answer differently this time; the program has shown the failure
             return
 
     def inherit(self, row: Row) -> None:
-        """Call a broken row inherited if the stock ancestors of a plugin's classes break it without it."""
-        # What a law says of a plugin has no meaning without one.
+        """Mark a broken row as inherited if the stock ancestors of the plugin's classes break it as well."""
+        # A law about plugins means nothing without one.
         workload = WORKLOADS.get(LAWS[row.law].workload)
         about_plugin = workload is not None and "drift" in workload.parts
         if row.status is not Status.BROKEN or not self._description["plugin"] or about_plugin:
@@ -191,7 +191,7 @@ class Confirmer:
                 self._running.start([" ".join(run["flags"]) for run in trace["runs"]])
             broken = self.judge(LAWS[row.law], trace)
         except (NotJudged, TargetFailed) as error:
-            row.message += f"; whether it is broken without the plugin could not be found out: {error}"
+            row.message += f"; kvref could not find out whether it is broken without the plugin: {error}"
             return
         if broken is not None and any(
             same_facet(row.facet, facet, self._description) for facet in broken.facets

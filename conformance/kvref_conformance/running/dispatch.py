@@ -30,8 +30,8 @@ THINKING_PATIENCE = 10
 class Unit:
     """One workload for one subject, the laws it feeds, and its outcome.
 
-    At the end one of these is set: `findings`, `failure` (why it could not be judged), `death` (of the target)
-    and `cut`. If an isolated example saw the target die, `findings` is set as well.
+    At the end one of these is set: `findings`, `failure` (why it could not be judged), `death` (of the
+    target) and `cut`. If an isolated example saw the target die, `findings` is set as well.
     """
 
     workload: Workload

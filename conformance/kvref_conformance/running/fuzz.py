@@ -1,7 +1,8 @@
-"""Fuzz a target: round after round of other examples, until time is up; what breaks is saved at once.
+"""Fuzz a target: round after round of new examples until time is up; each failure is saved at once.
 
-A round has every unit that the laws feed. Its seed follows from that of the fuzz and its number, so a round
-that was interrupted goes on where it was, and a unit that had found something finds it again, to reduce it.
+A round runs every unit that the laws need. Its seed follows from the fuzz's seed and the round's number. So
+an interrupted round continues where it was, and a unit that had found a failure finds it again and reduces
+it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from kvref_conformance.running.reducer import MAX_SECONDS
 
 
 class View(Protocol):
-    """What watches a fuzz."""
+    """Watches a fuzz."""
 
     def tick(self) -> None:
-        """Something may have changed."""
+        """The state of the fuzz may have changed."""
         ...
 
 
@@ -40,26 +41,26 @@ class _Task:
     unit: Unit
     seed: str
     counted: dict[str, Any] | None = None
-    """What it has told of its examples."""
+    """The unit's last report on its examples."""
 
 
 class Fuzz:
-    """A fuzz of one target for so many seconds. Its state is what `view` shows."""
+    """A fuzz of one target for `seconds`. A `View` shows its state."""
 
     def __init__(
-        self, runner: Checker, store: Store, known: list[Known], profile: Profile, seconds: float, jobs: int
+        self, checker: Checker, store: Store, known: list[Known], profile: Profile, seconds: float, jobs: int
     ) -> None:
         self.store = store
         self.jobs = jobs
         self.seconds = seconds
         self.started = time.monotonic()
-        self._runner = runner
+        self._checker = checker
         self._profile = profile
         self._known: set[Key] = {(each.law, each.subject, each.facet) for each in known}
         self._known |= {
             (each.law, each.subject, each.facet) for each in profile.known if each.facet is not None
         }
-        self._units = runner.plan()[0]
+        self._units = checker.plan()[0]
         self._tasks: dict[int, _Task] = {}
         self._before = store.seconds
         self._pool = ThreadPoolExecutor(jobs)
@@ -71,7 +72,7 @@ class Fuzz:
 
     @property
     def tally(self) -> Tally:
-        """What was generated up to now, in earlier runs and by units under way, too."""
+        """What was generated so far, by earlier runs and running units too."""
         tally = replace(self.store.tally, behaviours=self.store.tally.behaviours.copy())
         for task in [*self._tasks.values()]:
             if task.counted:
@@ -79,20 +80,20 @@ class Fuzz:
         return tally
 
     def run(self, view: View) -> None:
-        """Go on until time is up; then units end that are about to reduce something, and no others.
+        """Run rounds until time is up, then let units that are reducing a failure finish.
 
-        Raises `NotJudged` if the target comes up with no process any more.
+        Raises `NotJudged` if the host cannot fork any more.
         """
         try:
             self._confirm_left_over()
-            for one, told in work_off(self._starts(), self.jobs, self._late):
+            for one, message in work_off(self._starts(), self.jobs, self._late):
                 task = self._tasks[id(one.unit)]
-                if told is None:
+                if message is None:
                     self._over(task)
-                elif "broke" in told:
-                    self._broke(task, told["broke"])
+                elif "broke" in message:
+                    self._broke(task, message["broke"])
                 else:
-                    task.counted = told["counted"]
+                    task.counted = message["counted"]
                 self._collect()
                 view.tick()
             while self._confirming:
@@ -109,7 +110,7 @@ class Fuzz:
         self.store.seconds = self._before + self.elapsed
         self.store.save_state()
 
-    # What is run.
+    # Which units run.
 
     def _starts(self) -> Iterator[Running]:
         for unit, seed in self._agenda():
@@ -124,10 +125,10 @@ class Fuzz:
             )
             new = replace(unit, known={law.id: self._known_facets(law, unit.subject) for law in unit.laws})
             self._tasks[id(new)] = _Task(new, seed)
-            yield self._runner.start(new, effort)
+            yield self._checker.start(new, effort)
 
     def _agenda(self) -> Iterator[tuple[Unit, str]]:
-        """Units that have found what is not reduced, in their rounds; then round after round."""
+        """First the units whose findings are not reduced yet, by their old seeds; then round after round."""
         by_name = {unit.name: unit for unit in self._units}
         left = {(each.unit, each.seed) for each in self.store.findings.values() if self._is_raw(each)}
         for name, seed in sorted(left):
@@ -142,7 +143,7 @@ class Fuzz:
             self.store.done.clear()
 
     def _in_order(self, seed: str) -> list[Unit]:
-        """In another order each round, but those first that go deep: there is most to be found."""
+        """A new order each round; driven workloads come first, since they find most."""
         units = [*self._units]
         random.Random(seed).shuffle(units)
         return sorted(units, key=lambda unit: unit.workload.driven is None)
@@ -160,7 +161,7 @@ class Fuzz:
         return finding.row.status is Status.INCOMPLETE and not finding.reduced
 
     def _raw_of(self, task: _Task) -> list[Finding]:
-        """What the unit has found and not reduced."""
+        """The unit's findings that are not reduced."""
         mine = (task.unit.name, task.seed)
         return [
             each
@@ -168,14 +169,14 @@ class Fuzz:
             if self._is_raw(each) and mine == (each.unit, each.seed)
         ]
 
-    # What comes of it.
+    # What units find.
 
     def _broke(self, task: _Task, found: dict[str, Any]) -> None:
-        row = self._runner.confirmer.broken_row(LAWS[found["law"]], task.unit.subject, found)
+        row = self._checker.confirmer.broken_row(LAWS[found["law"]], task.unit.subject, found)
         self._found(task, row, reduced=False)
 
     def _found(self, task: _Task, row: Row, *, reduced: bool) -> Finding | None:
-        """Save what is new, or was not reduced before."""
+        """Save a finding that is new, or reduced for the first time."""
         finding = Finding(row, task.seed, task.unit.name, reduced)
         earlier = self.store.findings.get(finding.key)
         if finding.key in self._known or self._profile.failure(row):
@@ -199,12 +200,12 @@ class Fuzz:
                 raw_still |= {(law.id, facet) for facet in found["unreduced"]}
                 for broken in found["broken"]:
                     if "trace" in broken:
-                        row = self._runner.confirmer.broken_row(law, unit.subject, broken)
+                        row = self._checker.confirmer.broken_row(law, unit.subject, broken)
                         self._confirm(self._found(task, row, reduced=True))
         if unit.death:
             self._died(task)
         if not unit.cut:
-            # Nothing more will come of these: they stay as they were found.
+            # Nobody will reduce these further: confirm them as they are.
             for finding in self._raw_of(task):
                 if (finding.row.law, finding.row.facet) not in raw_still:
                     self._confirm(finding)
@@ -219,12 +220,12 @@ class Fuzz:
             self.store.tally.add(task.counted)
 
     def _died(self, task: _Task) -> None:
-        """A death is saved as it was, and reduced beside the units that go on."""
+        """Save a death as it was, and reduce it while other units run."""
         unit = task.unit
         row = new_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE, f"{unit.name}: {unit.death}")
         row.facet, row.expected, row.observed = death_facet(unit), "an answer", unit.death
         if unit.death_trace is not None:
-            row.trace = self._runner.confirmer.document(ANSWERS, row.subject, row.facet, unit.death_trace)
+            row.trace = self._checker.confirmer.document(ANSWERS, row.subject, row.facet, unit.death_trace)
         finding = self._found(task, row, reduced=False) or self.store.findings.get(
             (row.law, row.subject, row.facet)
         )
@@ -233,7 +234,7 @@ class Fuzz:
             self._confirming.append((finding, self._pool.submit(self._reduce_death, replace(row), unit)))
 
     def _reduce_death(self, raw: Row, unit: Unit) -> Row:
-        confirmer = self._runner.confirmer
+        confirmer = self._checker.confirmer
         row = confirmer.death_row(unit)
         if row.status is not Status.BROKEN:
             return replace(raw, status=Status.UNCONFIRMED, message=row.message)
@@ -251,21 +252,21 @@ class Fuzz:
             return
 
         def confirmed(row: Row) -> Row:
-            self._runner.confirmer.confirm(row)
-            self._runner.confirmer.inherit(row)
+            self._checker.confirmer.confirm(row)
+            self._checker.confirmer.inherit(row)
             return row
 
         row = replace(finding.row, status=Status.BROKEN)
         self._confirming.append((finding, self._pool.submit(confirmed, row)))
 
     def _collect(self, wait: bool = False) -> None:
-        """Save what was confirmed, or was not."""
+        """Save the findings whose confirmation has ended."""
         for finding, future in [*self._confirming]:
             if wait or future.done():
                 self._confirming.remove((finding, future))
                 row = future.result()
                 if self.store.findings.get(finding.key) is not finding:
-                    continue  # meanwhile another unit has reduced it
+                    continue  # another unit has reduced it in the meantime
                 finding.reduced = finding.reduced or (row.law == ANSWERS.id and row.status is Status.BROKEN)
                 finding.row = row
                 self.store.save(finding)

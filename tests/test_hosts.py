@@ -249,7 +249,7 @@ def test_a_release_with_the_interpreter_of_another(kvref: Kvref, pip: Pip) -> No
     for target, other in (("vllm==0.25.1", "vllm"), ("vllm==0.25.1:acme", "vllm:acme")):
         ran = kvref("check", target, "--python", "python3")
         assert (ran.code, ran.out) == (2, "")
-        told = f"{target} stands for an interpreter of its own: leave out --python, or check {other}"
+        told = f"{target} has its own interpreter: leave out --python, or check {other}"
         assert told in " ".join(ran.err.split())
 
 

@@ -1,7 +1,7 @@
-"""Which lines of the target's own files were reached, for which laws, and which were not.
+"""Which lines of the target's own files were reached, by which laws, and which were not.
 
-Told are the lines inside functions: what else there is in a file runs when it is imported, which no law asks
-for. What counts as a line, and as a branch, is what the library `coverage` says.
+Only lines inside functions count: the rest of a file runs when it is imported, whatever the laws do.
+coverage.py says what a line and a branch are.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kvref_conformance.documents.results import FileReached, Reached
 from kvref_conformance.processes.channel import Message
 
 Pairs = dict[str, set[tuple[int, int]]]
-"""By the path of a file, pairs of lines that ran one after the other; -N is outside of what begins at N."""
+"""By file path, pairs of lines that ran one after the other; -N is outside the function that begins at N."""
 
 
 class CannotMeasure(Exception):
-    """The library that measures is not there."""
+    """coverage.py is not installed."""
 
 
 def needs_library() -> None:
-    """Raises `CannotMeasure` where the library that measures is missing."""
+    """Raise `CannotMeasure` if coverage.py is missing."""
     try:
         import coverage  # noqa: F401
     except ImportError as error:
@@ -41,7 +41,7 @@ def needs_library() -> None:
 def add_up(
     own: Message, run: Iterable[tuple[Sequence[str], Pairs]], ended_early: Sequence[str] = ()
 ) -> Reached:
-    """What was run for which laws, of the files that a host has told to be the target's own."""
+    """Add up which lines of the target's own files ran for which laws; a host lists the files."""
     by_law: dict[str, Pairs] = {}
     for laws, arcs in run:
         for law in laws:
@@ -73,7 +73,7 @@ def _add(to: Pairs, arcs: Pairs) -> None:
 
 
 def _analyse(paths: Sequence[str], arcs: Pairs) -> dict[str, dict[str, Any]]:
-    """What the library's report tells of each file that it can read."""
+    """coverage.py's report on each file that it can read."""
     import coverage
 
     if not paths:
@@ -81,11 +81,11 @@ def _analyse(paths: Sequence[str], arcs: Pairs) -> dict[str, dict[str, Any]]:
     library = coverage.Coverage(data_file=None, config_file=False, branch=True)
     library.get_data().add_arcs(arcs)
     with tempfile.TemporaryDirectory(prefix="kvref-") as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of files that cannot be read
+        warnings.simplefilter("ignore")  # about files that it cannot read
         output = Path(folder) / "coverage.json"
         library.json_report(paths, outfile=str(output), ignore_errors=True)
-        told: dict[str, dict[str, Any]] = json.loads(output.read_text(encoding="utf-8"))["files"]
-    return {str(Path(name).resolve()): file for name, file in told.items()}
+        report: dict[str, dict[str, Any]] = json.loads(output.read_text(encoding="utf-8"))["files"]
+    return {str(Path(name).resolve()): file for name, file in report.items()}
 
 
 def _file(
@@ -126,14 +126,14 @@ def _inside_functions(path: str) -> set[int]:
 
 
 def _first_lines(arcs: Iterable[tuple[int, int]], statements: Sequence[int]) -> set[int]:
-    """Where the statements begin of which some line was run."""
+    """First lines of the statements that ran in part or in full."""
     run = {line for pair in arcs for line in pair if line > 0}
     places = (bisect_right(statements, line) for line in run)
     return {statements[place - 1] for place in places if place}
 
 
 def ranges(lines: Collection[int], among: Sequence[int]) -> list[tuple[int, int]]:
-    """The lines as first and last of each stretch, where nothing else of `among` lies between."""
+    """The lines as stretches (first, last) without other lines of `among` in between."""
     found: list[tuple[int, int]] = []
     before = None
     for line in among:

@@ -1,7 +1,7 @@
-"""The directory of a fuzz: what was found, saved the moment it is known, and how far the fuzz is.
+"""The folder of a fuzz: its findings, saved at once, and its progress.
 
-Every file is replaced in one step, and a trace is there before `fuzz.json` names it. So whatever ends the
-process, what had been found is there, and the fuzz can go on.
+Each file is replaced in one step, and a trace is written before `fuzz.json` names it. So however the process
+ends, no finding is lost and the fuzz can continue.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kvref_conformance.documents.schemas import FUZZ, InvalidDocument, validate
 from kvref_conformance.laws import LAWS
 
 UNFINISHED = "unfinished"
-"""What `Status.INCOMPLETE` is called of a finding: it is still to be reduced, or to be confirmed."""
+"""The name of `Status.INCOMPLETE` for a finding that is not yet reduced or confirmed."""
 
 Key = tuple[str, str, str]
-"""Law, subject and facet: what tells findings apart."""
+"""Law, subject and facet identify a finding."""
 
 
 @dataclass
 class Tally:
-    """What was generated, and how fast."""
+    """How much was generated, and how fast."""
 
     examples: int = 0
     steps: int = 0
@@ -40,7 +40,7 @@ class Tally:
     behaviours: Counter[str] = field(default_factory=Counter)
 
     def add(self, counted: dict[str, Any]) -> None:
-        """What a unit has counted."""
+        """Add the counts of a unit."""
         for name in (each.name for each in fields(self) if each.name != "behaviours"):
             setattr(self, name, getattr(self, name) + counted[name])
         self.behaviours.update(counted["behaviours"])
@@ -58,7 +58,7 @@ class Finding:
     unit: str
     reduced: bool = False
     files: list[str] = field(default_factory=list)
-    """Its trace and its program, as they are in the directory."""
+    """The names of its trace and its program in the folder."""
 
     @property
     def key(self) -> Key:
@@ -70,10 +70,10 @@ class Finding:
 
 
 class Store:
-    """The directory, for one process at a time."""
+    """The folder of a fuzz; one process at a time may use it."""
 
     def __init__(self, directory: Path, target: dict[str, str], seed: int) -> None:
-        """Make it, or go on with an earlier fuzz of the target. Raises `ForeignDirectory`."""
+        """Create the folder, or continue an earlier fuzz of the target. Raises `ForeignDirectory`."""
         claim(directory, "fuzz", FUZZ)
         self.directory = directory
         self.target = target
@@ -98,11 +98,11 @@ class Store:
 
     @property
     def examples(self) -> Path:
-        """Where Hypothesis keeps what it is reducing."""
+        """Where Hypothesis keeps the examples that it reduces."""
         return (self.directory / "examples").absolute()
 
     def save(self, finding: Finding) -> None:
-        """Write the finding as it is now; then remove what was there of it before."""
+        """Write the finding as it is now, then remove its earlier files."""
         row, before = finding.row, finding.files
         finding.files = []
         if row.trace is not None and (name := trace_name(row)):
@@ -139,7 +139,7 @@ class Store:
         write(self._path, as_json(document))
 
     def close(self) -> None:
-        """Let another fuzz have the directory, without what nobody needs any more."""
+        """Release the folder, and remove the examples if no finding needs them."""
         if not any(finding.status == UNFINISHED for finding in self.findings.values()):
             shutil.rmtree(self.examples, ignore_errors=True)
         self._lock.close()
@@ -152,7 +152,7 @@ class Store:
             raise ForeignDirectory(self.directory, str(error), "fuzz") from error
         if document["target"] != self.target:
             name, version = document["target"].values()
-            raise ForeignDirectory(self.directory, f"it is of {name} {version}", "fuzz")
+            raise ForeignDirectory(self.directory, f"it belongs to a fuzz of {name} {version}", "fuzz")
         self.round, self.seconds = document["round"], document["seconds"]
         if document["seed"] == self.seed:
             self.done = {*document["done"]}
@@ -164,7 +164,7 @@ class Store:
                 self.findings[finding.key] = finding
 
     def _finding(self, entry: dict[str, Any]) -> Finding | None:
-        """What is listed; nothing if its files are gone, so that it can be found again."""
+        """The listed finding; None if its files are gone, so that the fuzz can find it again."""
         status = Status.INCOMPLETE if entry["status"] == UNFINISHED else Status(entry["status"])
         row = Row(entry["law"], LAWS[entry["law"]].level, entry["subject"], status, entry["facet"])
         row.message, row.expected, row.observed = entry["message"], entry["expected"], entry["observed"]
@@ -178,7 +178,7 @@ class Store:
                 row.trace = json.loads(texts[0])
                 validate(row.trace, "trace")
             except ValueError as error:
-                reason = f"{entry['trace']} is damaged ({error}); remove it to have that searched anew"
+                reason = f"{entry['trace']} is damaged ({error}); remove it to search for that finding again"
                 raise ForeignDirectory(self.directory, reason, "fuzz") from error
         row.program = texts[-1] if entry["repro"] is not None else None
         return Finding(row, entry["seed"], entry["unit"], entry["reduced"], files)

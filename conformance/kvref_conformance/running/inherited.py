@@ -1,4 +1,4 @@
-"""Whether what a plugin breaks is broken without it: the same trace for the stock classes it derives from."""
+"""Whether a law also breaks without the plugin: the same trace, for the stock classes it derives from."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kvref_strategies.workload import Description
 
 
 def stock_trace(trace: Trace, description: Description) -> Trace:
-    """The trace with each of the plugin's classes replaced by its nearest stock ancestor, plugin left out.
+    """The trace for stock: each class of the plugin becomes its nearest stock ancestor.
 
-    Fields that the ancestor lacks are dropped, for classes too that the trace derives from the plugin's.
+    Fields that the ancestor lacks are dropped, also from classes that the trace derives from the plugin's.
     """
     names = _stock_names(description)
     operations = [operation for run in trace["runs"] for operation in run["operations"]]
@@ -43,7 +43,7 @@ def stock_trace(trace: Trace, description: Description) -> Trace:
 
 
 def same_facet(facet: str, stock: str, description: Description) -> bool:
-    """Whether a facet is the one called `stock` where the plugin is left out: it may name classes."""
+    """Whether a facet is the same as `stock`, a facet without the plugin; a facet may name classes."""
     names = _stock_names(description)
     return sorted(names.get(word, word) for word in facet.split()) == sorted(stock.split())
 
@@ -51,7 +51,7 @@ def same_facet(facet: str, stock: str, description: Description) -> bool:
 def _lost_fields(
     names: dict[str, str], operations: list[dict[str, Any]], description: Description
 ) -> dict[str, set[str]]:
-    """By class, the fields that it has from one of the plugin's and not from stock."""
+    """By class, the fields that it inherits from the plugin and not from stock."""
     fields = {info["name"]: {f["name"] for f in info["fields"]} for info in description["classes"]}
     lost = {name: own - fields[names[name]] for name, own in fields.items() if name in names}
     for operation in operations:
@@ -64,7 +64,7 @@ def _lost_fields(
 
 
 def _stock_names(description: Description) -> dict[str, str]:
-    """What to call each of the plugin's classes."""
+    """By class of the plugin, the name of its nearest stock ancestor."""
     infos = {info["name"]: info for info in description["classes"]}
     names = {
         name: next(a for a in info["mro"] if infos[a].get("origin", "stock") == "stock")

@@ -1,4 +1,4 @@
-"""The main job, for both doors (the command line and pytest): load a target and run laws against it."""
+"""Load a target and choose laws and baseline, for the command line and for pytest."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
 DEVICES = ("cpu", "cuda")
-"""Kinds of devices that tensors may be on, the default first."""
+"""Devices for tensors, the default first."""
 
 BACKENDS = ("hypothesis", "crosshair")
-"""What chooses what is drawn, the default first."""
+"""Backends of Hypothesis, which choose the values that are drawn; the default first."""
 
 
 class NoSuchLaw(ValueError):
-    """An id that no law has, or a pattern that matches none."""
+    """No law has this id, or matches this pattern."""
 
 
 class BackendRefused(ValueError):
-    """A backend that cannot be had, or would have nothing to do."""
+    """The backend is not installed, or none of the chosen laws can use it."""
 
 
 def is_symbolic(backend: str, laws: Sequence[str]) -> bool:
-    """Whether CrossHair is to make examples, too. Raises `BackendRefused` where it cannot."""
+    """Whether CrossHair makes examples, too. Raises `BackendRefused` if it cannot."""
     if backend == BACKENDS[0]:
         return False
     if find_spec("hypothesis_crosshair_provider") is None:
@@ -51,7 +51,7 @@ def is_symbolic(backend: str, laws: Sequence[str]) -> bool:
     every = [law.id for law in LAWS.values() if law is not ANSWERS and WORKLOADS[law.workload].symbolic]
     if not set(every) & set(laws):
         raise BackendRefused(
-            f"the backend {backend} is for laws of what specs compute, and none of these was chosen: "
+            f"the backend {backend} serves laws about what specs compute; choose at least one of these: "
             f"{', '.join(every)}"
         )
     return True
@@ -69,10 +69,10 @@ def select_laws(patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_law(name: str) -> Law:
-    """The law with this id. Raises `NoSuchLaw`, which names those that may be meant."""
+    """The law with this id. Raises `NoSuchLaw`, which suggests similar ids."""
     if name in LAWS:
         return LAWS[name]
-    # An area, or what stands behind it, is enough to be close.
+    # An area, or the name behind it, is close enough.
     close = [law for law in LAWS if name in law.split(".")]
     close += difflib.get_close_matches(name, LAWS, n=5)
     meant = f"did you mean {', '.join(dict.fromkeys(close))}? " if close else ""
@@ -88,22 +88,20 @@ def prepare(
     stubs: Sequence[str],
     timeout: float = Worker.timeout,
 ) -> tuple[Worker, Profile]:
-    """How to run the target: what the caller says, and behind it what the profile does.
+    """How to run the target: by the caller's options first, then by the profile.
 
-    Raises `ProfileError`; for a target like `vllm==0.25.1` `HostError`.
+    Raises `ProfileError`, and `HostError` for a target such as `vllm==0.25.1` that is not prepared.
     """
     chosen = choose_profile(profile, target)
-    asked = (None if target == chosen.label else target) or chosen.target or DEFAULT_TARGET
-    name, release = without_release(asked)
+    wanted = (None if target == chosen.label else target) or chosen.target or DEFAULT_TARGET
+    name, release = without_release(wanted)
     folders = [*paths, *chosen.paths]
     if release:
         if python:
-            raise hosts.HostError(
-                f"{asked} stands for an interpreter of its own: leave out --python, or check {name}"
-            )
+            raise hosts.HostError(f"{wanted} has its own interpreter: leave out --python, or check {name}")
         host = hosts.prepared(release)
         python = str(host.python)
-        # In front of it: a plugin, or what the caller has changed in it.
+        # The caller's folders come first: a plugin, or a patched copy of a module.
         folders += [str(host.folder)] if host.folder else []
     all_stubs = dict.fromkeys([*stubs, *chosen.stubs])
     return Worker(name, python or sys.executable, tuple(folders), timeout, tuple(all_stubs)), chosen
@@ -111,7 +109,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class Loaded:
-    """A target that is loaded and has told what it is."""
+    """A loaded target with its description."""
 
     worker: Worker
     hosts: RunningHosts
@@ -134,9 +132,9 @@ def loaded(
     flags: Sequence[str] = (),
     device: str = DEVICES[0],
 ) -> Iterator[Loaded]:
-    """Load the target for these laws, and for sets of interpreter flags that a trace asks for.
+    """Load the target for these laws, and for the interpreter flags that a trace needs.
 
-    `device` is where its tensors are to be. Raises `UnknownTarget`, `TargetFailed`, `ProfileError`.
+    Its tensors are on `device`. Raises `UnknownTarget`, `TargetFailed`, `ProfileError`.
     """
     check_name(worker.target)
     watcher.phase(f"loading {worker.target}")

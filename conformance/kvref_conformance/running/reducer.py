@@ -1,4 +1,4 @@
-"""Find the smallest program that still fails, by running ever smaller ones."""
+"""Reduce a sequence of operations: leave out whatever the failure does not need."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def shortest(items: Sequence[T], fails: Callable[[list[T]], bool], deadline: float) -> list[T]:
-    """Leave out items, many in a row at first and later ones before earlier, as long as the rest `fails`.
+    """Leave out items as long as the rest `fails`: long stretches first, later items before earlier ones.
 
-    Raises what `fails` raises. At the `deadline` (of the monotonic clock) it takes what it has.
+    Raises what `fails` raises. Returns the best so far at the `deadline` (by the monotonic clock).
     """
     left = list(items)
     number = len(left)
@@ -34,7 +34,7 @@ def shortest(items: Sequence[T], fails: Callable[[list[T]], bool], deadline: flo
 
 
 def reduce_death(trace: Trace, dies: Callable[[Trace], bool], seconds: float = MAX_SECONDS) -> Trace:
-    """A trace that ends its process or hangs it, without the operations that it can do without."""
+    """A trace that ends or hangs its process, reduced to the operations that it needs."""
     operations = [(place, each) for place, run in enumerate(trace["runs"]) for each in run["operations"]]
 
     def rebuilt(left: Sequence[tuple[int, Any]]) -> Trace:

@@ -1,7 +1,7 @@
-"""Drive a workload by numbers: long examples, and many operations a second.
+"""Drive a workload by random numbers: long examples, and many operations a second.
 
-Hypothesis draws what an example begins with, and has no hand in how it goes on. What breaks a law is reduced
-here, by leaving out numbers and taking smaller ones.
+Hypothesis draws only the setup of an example. Failures are reduced here, by leaving out numbers and trying
+smaller ones.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ LENGTH = 400
 """Numbers in an example."""
 
 DRIVEN = "driven"
-"""Stands in the journal for a whole example."""
+"""The journal's entry for a whole driven example."""
 
 _BITS = (0, 4, 7, 9, 11, 13, 16, 20, 24)
-"""What is kept of a number to make it smaller."""
+"""To make a number smaller, keep only so many of its bits."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """What it begins with, and the numbers that it goes on with."""
+    """A setup, and the numbers that choose the operations."""
 
     setup: dict[str, Any]
     choices: list[int]
@@ -50,7 +50,7 @@ class Driver:
         self._journal = journal
 
     def examples(self, setups: Sequence[dict[str, Any]]) -> Iterator[Example]:
-        """One for each setup."""
+        """One example for each setup."""
         driven = self._workload.driven
         if driven is None:
             return
@@ -59,11 +59,11 @@ class Driver:
             yield Example(setup, [choose.randrange(driven.choices) for _ in range(LENGTH)])
 
     def perform_swiftly(self, example: Example) -> Stage:
-        """Perform an example, of which only the whole is in the journal."""
+        """Perform an example with a single journal entry for all of it."""
         self._journal.clear()
         self._journal.note(DRIVEN, json.dumps(vars(example)))
         stage = SwiftStage(self._target)
-        # Nothing of an example is garbage before it ends, and looking for some takes a third of the time.
+        # An example makes no garbage before it ends, and looking for it takes a third of the time.
         gc.disable()
         try:
             perform(self._workload, stage, self._description, example)
@@ -73,13 +73,13 @@ class Driver:
         return stage
 
     def perform(self, example: Example) -> Stage:
-        """Perform an example, each operation of which is in the journal."""
+        """Perform an example with a journal entry for each operation."""
         stage = LocalStage(self._target, self._journal)
         perform(self._workload, stage, self._description, example)
         return stage
 
     def reduce(self, example: Example, breaks: Callable[[Stage], bool]) -> None:
-        """Perform smaller and smaller examples as long as one is found that `breaks` a law."""
+        """Perform ever smaller examples, as long as one `breaks` the law."""
         deadline = time.monotonic() + MAX_SECONDS
 
         def fails(choices: list[int]) -> bool:
@@ -99,7 +99,7 @@ class Driver:
 
 
 def perform(workload: Workload, stage: Stage, description: Description, example: Example) -> None:
-    """Perform an example, as far as the target lives; nothing of a workload that is not driven."""
+    """Perform a driven example until it ends or the target dies."""
     if workload.driven is None:
         return
     try:
@@ -109,7 +109,7 @@ def perform(workload: Workload, stage: Stage, description: Description, example:
 
 
 def in_full(trace: Trace, workload: Workload, stage: Stage, description: Description) -> Trace:
-    """The operations of a driven example for which a journal has only its numbers; any other as it is."""
+    """The trace with the operations of a driven example in place of its numbers."""
     first = trace["runs"][0]["operations"][0]
     if first["op"] == DRIVEN:
         perform(workload, stage, description, Example(**first["args"]))

@@ -24,7 +24,7 @@ STEPS_PER_EXAMPLE = 20
 """Rules a state machine runs in one example."""
 
 _LOCAL = "is_local_module_file"
-"""By what Hypothesis tells whose source code to look for constants in; not in every version."""
+"""The function by which Hypothesis decides in which files to look for constants; some versions lack it."""
 
 _SUPPRESSED = (
     HealthCheck.too_slow,
@@ -32,7 +32,7 @@ _SUPPRESSED = (
     HealthCheck.filter_too_much,
     HealthCheck.large_base_example,
 )
-"""The time an example takes is the target's, and a law that drew nothing is told as such."""
+"""The target determines how long an example takes; a law that drew nothing is reported as such."""
 
 
 def _settings(
@@ -54,7 +54,7 @@ def _settings(
 class Explorer:
     """Makes the examples of one workload for one subject, from one seed.
 
-    `backend` is that of Hypothesis, which chooses what is drawn.
+    `backend` is the backend of Hypothesis that chooses the values.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Explorer:
         self.new_stage = new_stage
 
     def explore(self, judge: Callable[[Stage], None], *, reduce: str = "") -> None:
-        """Make every example and hand it to `judge`.
+        """Make every example and pass it to `judge`.
 
-        With `reduce`, shrink the first it objects to; it is the name under which that goes on if it was
-        interrupted, where there is a database.
+        With `reduce`, shrink the first example for which `judge` raises. With a database, an interrupted
+        reduction continues under that name.
         """
         settings = _settings(self._examples, Phase.generate, backend=self._backend)
         if reduce:
@@ -105,7 +105,7 @@ class Explorer:
         judge(stage)
 
     def perform(self, data: st.DataObject, stage: Stage) -> None:
-        """Perform an example of a script, as far as the target lives."""
+        """Perform an example of a script until it ends or the target dies."""
         script = cast(Script, self._workload.examples)
         try:
             script(data.draw, stage, self._description, self._subject)
@@ -115,11 +115,11 @@ class Explorer:
             stage.close()
 
     def _kept(self, name: str) -> ExampleDatabase | None:
-        """What was kept while this was reduced, in a folder of its own: names are no help to Hypothesis."""
+        """The database of one reduction, in its own folder."""
         if not self._database:
             return None
-        asked = f"{self._workload.name}/{self._subject}/{name}"
-        folder = hashlib.sha256(asked.encode()).hexdigest()[:16]
+        key = f"{self._workload.name}/{self._subject}/{name}"
+        folder = hashlib.sha256(key.encode()).hexdigest()[:16]
         return DirectoryBasedExampleDatabase(Path(self._database) / folder)
 
     def _run_machine(
@@ -134,7 +134,7 @@ class Explorer:
 
             def teardown(self) -> None:
                 self.recorded.close()
-                # Hypothesis gives an example up by raising; there is nothing to judge then.
+                # Hypothesis raises to give up an example: then there is nothing to judge.
                 if sys.exception() is None or isinstance(sys.exception(), Died):
                     judge(self.recorded)
 
@@ -143,7 +143,7 @@ class Explorer:
         run_state_machine_as_test(Judged, settings=settings)
 
     def setups(self, number: int) -> list[dict[str, Any]]:
-        """So many beginnings of driven examples; fewer if there are no more."""
+        """At most `number` setups for driven examples."""
         made: list[dict[str, Any]] = []
         if self._workload.driven is None or not number:
             return made
@@ -161,11 +161,11 @@ class Explorer:
 
 
 def warm_up(folder: Path) -> None:
-    """Do what Hypothesis does at the first example of a process, for all that are forked from this one.
+    """Have Hypothesis do its once-per-process work now, for all processes that are forked from this one.
 
-    It looks through all that is imported, which takes longer than many a unit. Its notes go into the folder:
-    the one that the user happens to be in is no place for them. Constants in the source of a checkout are no
-    values for examples: with them, these would depend on how kvref is installed, and on any change to it.
+    It scans all imported modules, which takes longer than many units. It writes to the given folder, not to
+    the user's. It must not take constants from our own source as values: examples would then depend on how
+    kvref is installed, and on every change to it.
     """
     set_hypothesis_home_dir(folder)
     if hasattr(providers, _LOCAL):

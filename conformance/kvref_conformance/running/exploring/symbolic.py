@@ -1,9 +1,9 @@
 """Examples whose numbers CrossHair chooses, through Hypothesis' backend of that name.
 
-It follows the numbers that an example draws through the target and the laws, and tries to have each
-comparison on the way come out either way: where a formula is wrong for one block size in a million, it can
-say for which. What it finds is not believed. Each example is performed once more with the numbers that it
-chose, without CrossHair, and that is what is judged; Hypothesis reduces it as any other.
+CrossHair follows the drawn numbers through the target and the laws, and tries to make each comparison go
+either way: if a formula is wrong for one block size in a million, it can name that size. Its word alone does
+not count. Each example is performed again with the chosen numbers and without CrossHair, and only that run is
+judged; Hypothesis reduces it like any other.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _PROVIDER = "hypothesis_crosshair_provider.crosshair_provider.CrossHairPrimitive
 
 
 class SymbolicStage(Stage):
-    """Performs in this process with numbers that are not known yet; so nothing of it can be written down."""
+    """Performs in this process with symbolic numbers, so nothing can be journalled."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()
         self._target = target
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.operations: list[tuple[str, dict[str, Any]]] = []
 
     def perform(self, operation: str, /, **arguments: Any) -> Outcome:
-        self.asked.append((operation, arguments))
+        self.operations.append((operation, arguments))
         return self._note(operation, arguments, perform(self._target, operation, arguments))
 
 
 class SymbolicExplorer(Explorer):
-    """Makes examples of one workload for one subject that the laws have to tell apart from one another."""
+    """Makes examples of one workload and subject that take different ways through the laws."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class SymbolicExplorer(Explorer):
         super().__init__(workload, wide, new_stage, backend=BACKEND)
         self._target = target
         self._laws = laws
-        # Hypothesis finds it by itself where it is installed, and not where it is lent.
+        # Hypothesis finds an installed backend by itself, but not a lent one.
         providers.AVAILABLE_PROVIDERS.setdefault(BACKEND, _PROVIDER)
-        # CrossHair collects garbage often; what is imported is none.
+        # CrossHair collects garbage often: keep it away from what is imported.
         gc.freeze()
 
     def example(self, data: st.DataObject, judge: Callable[[Stage], None]) -> None:
-        if not data.conjecture_data.provider.avoid_realization:  # the numbers are known
+        if not data.conjecture_data.provider.avoid_realization:  # the numbers are concrete
             super().example(data, judge)
             return
         stage = SymbolicStage(self._target)
@@ -74,16 +74,16 @@ class SymbolicExplorer(Explorer):
                 _look(law, stage)
         except HypothesisException:
             raise
-        except (Exception, SystemExit):  # what has been asked up to here is asked again, and tells
+        except (Exception, SystemExit):  # the operations up to here are performed again, and judged
             pass
-        asked = deep_realize(stage.asked)
+        operations = deep_realize(stage.operations)
         with NoTracing():  # type: ignore[no-untyped-call]
-            judge(self._again(asked))
+            judge(self._again(operations))
 
-    def _again(self, asked: Sequence[tuple[str, dict[str, Any]]]) -> Stage:
+    def _again(self, operations: Sequence[tuple[str, dict[str, Any]]]) -> Stage:
         stage = self.new_stage()
         try:
-            for operation, arguments in asked:
+            for operation, arguments in operations:
                 stage.perform(operation, **arguments)
         except Died:
             pass
@@ -93,7 +93,7 @@ class SymbolicExplorer(Explorer):
 
 
 def _look(law: Law, stage: Stage) -> None:
-    """Have the law compare what it compares, so that CrossHair sees it; its judgement is not wanted."""
+    """Run the law so that CrossHair sees its comparisons; the judgement does not count."""
     try:
         law.check(stage.runs)
     except Exception:

@@ -1,13 +1,12 @@
 """One unit of work: explore a workload for one subject, judge it by its laws, reduce what broke.
 
-The first pass makes all examples and lets every law look at each of them, so that no failure hides
-another. Then each law and facet found broken, and not known, is searched again from the same seed with
-that one as the only judge, and Hypothesis reduces the example. What broke in driven examples alone is
-reduced by the driver. A backend that reasons about numbers, where one is asked for, makes further examples;
-what breaks in these alone is reduced at once.
+The first pass makes all examples and judges each by every law, so that no failure hides another. Then each
+new facet is searched again from the same seed, with its law as the only judge, and Hypothesis reduces the
+example. If a facet broke only in driven examples, the driver reduces it. A solver backend, if chosen, makes
+further examples; what breaks only in these is reduced at once.
 
-A unit of a fuzz tells what it sees broken at once, before it is reduced: the fuzz may end at any moment. A
-trial only asks when a law breaks first: nothing is reduced then.
+A unit of a fuzz reports each failure at once, before it is reduced: the fuzz may end at any moment. To
+measure the time to find, nothing is reduced.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from kvref_conformance.running.exploring.stage import Died, IsolatedStage, Journ
 from kvref_strategies.catalogue import WORKLOADS
 
 MAX_FACETS = 6
-"""Facets of one law that are reduced for one subject; further ones are named only."""
+"""At most this many facets of one law and subject are reduced; the others are only named."""
 
 PROGRESS_SECONDS = 0.2
 
 LONGEST_TEXT = 4000
-"""Characters kept of what a law expected and observed: an answer in it may be huge."""
+"""Characters kept of a law's `expected` and `observed`: an answer in them may be huge."""
 
 
 class _Found(Exception):
-    """The law under reduction broke in the way under reduction."""
+    """The facet that is being reduced broke."""
 
 
 class _Stop(BaseException):
@@ -49,13 +48,13 @@ class _Stop(BaseException):
 
 
 COUNTED = ("examples", "steps", "seconds", "driven_examples", "driven_steps", "driven_seconds")
-"""What a unit adds up, beside behaviours."""
+"""What a unit counts, besides behaviours."""
 
 
 class Report:
-    """Tells now and then that the unit goes on, and what was reached of the target's own files, if measured.
+    """Reports the unit's progress now and then, with the lines that were reached if coverage is measured.
 
-    For a fuzz, also what was seen, and at once what broke.
+    In a fuzz, also counts behaviours and reports each failure at once.
     """
 
     def __init__(self, channel: Channel, request: Message, measure: Measure | None) -> None:
@@ -70,15 +69,15 @@ class Report:
     def progress(self) -> None:
         if time.monotonic() - self._last > PROGRESS_SECONDS:
             self._last = time.monotonic()
-            self._tell()
+            self._send()
 
     def judged(self) -> None:
-        """Every example has been made; what comes now makes some of them smaller, and is not measured."""
+        """All examples have been made: what follows only reduces them and is not measured."""
         if self._measure:
-            self._tell()
+            self._send()
             self._measure.on = False
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         reached = {"reached": self._measure.new()} if self._measure and self._measure.on else {}
         self._channel.send({"progress": self.findings["examples"], **self.counted(), **reached})
 
@@ -89,13 +88,13 @@ class Report:
         return {"counted": {**counted, "behaviours": dict(self._behaviours)}}
 
     def saw(self, stage: Stage) -> None:
-        """An example."""
+        """Count the behaviours of an example."""
         if self._fuzzing:
             for run in stage.runs:
                 self._behaviours.update(behaviours_of(run))
 
     def broke(self, law: Law, facet: str, look: Callable[[], Stage]) -> None:
-        """A law broke in this way, as one sees who looks."""
+        """Report that a law broke in this facet; `look` performs the example again."""
         if not self._fuzzing or (law.id, facet) in self._known:
             return
         self._known.add((law.id, facet))
@@ -110,21 +109,21 @@ def prepare_host(folder: Path) -> None:
 
 def run_unit(target: Target, request: Message, channel: Channel, measure: Measure | None) -> None:
     """Serve one unit: progress on the channel while it runs, then its findings."""
-    asked = Measured(target, measure) if measure else target
+    performer = Measured(target, measure) if measure else target
     workload = WORKLOADS[request["workload"]]
     laws = [LAWS[name] for name in request["laws"]]
 
     def new_stage() -> Stage:
         if workload.isolated:
             return IsolatedStage(request["hosts"], request["timeout"], journal, measure)
-        return LocalStage(asked, journal)
+        return LocalStage(performer, journal)
 
     journal = Journal(Path(request["journal"]))
     report = Report(channel, request, measure)
     explorer = Explorer(workload, request, new_stage)
     enough = partial(_is_enough, request["until"])
     findings = _collect(explorer, laws, report, enough)
-    driver = Driver(asked, workload, request, journal)
+    driver = Driver(performer, workload, request, journal)
     driven = _drive(driver, explorer.setups(request["driven"]), laws, report, enough)
     report.judged()
     seen: set[tuple[str, str]] = set()
@@ -147,7 +146,7 @@ def run_unit(target: Target, request: Message, channel: Channel, measure: Measur
         ]
         found["unreduced"] = facets[MAX_FACETS:]
     if request["symbolic"] and not findings["died"]:
-        # It needs CrossHair, which takes its time to load, too.
+        # CrossHair takes long to load: only when needed.
         from kvref_conformance.running.exploring.symbolic import SymbolicExplorer
 
         _search(SymbolicExplorer(target, laws, workload, request, new_stage), laws, seen, report)
@@ -162,7 +161,7 @@ def _is_enough(until: list[str], per_law: dict[str, dict[str, Any]]) -> bool:
 def _collect(
     explorer: Explorer, laws: list[Law], report: Report, enough: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Every example, judged by every law."""
+    """Make every example, and judge it by every law."""
     per_law: dict[str, dict[str, Any]] = {
         law.id: {"examples": 0, "facets": set(), "first": None} for law in laws
     }
@@ -195,7 +194,7 @@ def _collect(
 
 
 def _judge(law: Law, stage: Stage, findings: dict[str, Any]) -> tuple[str, ...]:
-    """The ways in which the example breaks the law; it counts if it gave the law anything to judge."""
+    """The facets in which the example breaks the law. Counts the example if the law judged anything in it."""
     found = findings["laws"][law.id]
     try:
         found["examples"] += law.check(stage.runs) > 0
@@ -216,7 +215,7 @@ def _drive(
     report: Report,
     enough: Callable[[dict[str, Any]], bool],
 ) -> dict[str, dict[str, Example]]:
-    """An example that goes on from each setup, judged by every law: those that broke it, by law and facet."""
+    """Make a driven example from each setup; judge each by every law. Returns those that fail, by law and facet."""
     broken: dict[str, dict[str, Example]] = {law.id: {} for law in laws}
     findings = report.findings
     started = time.monotonic()
@@ -248,7 +247,7 @@ def _short(text: str) -> str:
 
 
 def _shown(law: Law, stage: Stage, facet: str) -> dict[str, Any] | None:
-    """How the example breaks the law in this way, if it does."""
+    """How the example breaks the law in this facet, or None."""
     try:
         law.check(stage.runs)
     except LawBroken as broken:
@@ -263,7 +262,7 @@ def _shown(law: Law, stage: Stage, facet: str) -> dict[str, Any] | None:
 
 
 def _reduce(explorer: Explorer, law: Law, facet: str, report: Report) -> dict[str, Any]:
-    """The smallest example found in which the law breaks in this way."""
+    """The smallest example found in which the law breaks in this facet."""
     smallest: dict[str, Any] = {"facet": facet}
 
     def judge(stage: Stage) -> None:
@@ -277,7 +276,7 @@ def _reduce(explorer: Explorer, law: Law, facet: str, report: Report) -> dict[st
     except (_Found, Died):  # a state machine lets `Died` through
         pass
     except (Flaky, HypothesisException) as error:
-        smallest["unstable"] = f"{type(error).__name__}: the target answers differently when asked again"
+        smallest["unstable"] = f"{type(error).__name__}: the target answers differently the second time"
     return smallest
 
 
@@ -296,7 +295,7 @@ def _search(explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], rep
 def _search_one(
     explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], report: Report
 ) -> tuple[Law, dict[str, Any]] | None:
-    """The first new way in which an example breaks a law, and the smallest example of it that was found."""
+    """The first new facet that breaks, with the smallest example found."""
     findings = report.findings
     found: tuple[Law, dict[str, Any]] | None = None
 
@@ -323,12 +322,12 @@ def _search_one(
     except (Flaky, HypothesisException) as error:
         if found is None:
             raise
-        found[1]["unstable"] = f"{type(error).__name__}: the target answers differently when asked again"
+        found[1]["unstable"] = f"{type(error).__name__}: the target answers differently the second time"
     return found
 
 
 def _reduce_driven(driver: Driver, example: Example, law: Law, facet: str, report: Report) -> dict[str, Any]:
-    """The smallest example like this one in which the law breaks in this way."""
+    """The smallest example like this one in which the law breaks in this facet."""
     smallest: dict[str, Any] = {"facet": facet}
 
     def breaks(stage: Stage) -> bool:

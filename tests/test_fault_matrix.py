@@ -49,9 +49,9 @@ def test_all_faults_are_there_and_areas_choose() -> None:
 
 
 def test_a_fault_is_caught_by_the_law_that_is_there_for_it() -> None:
-    assert [each.as_it_should_be for each in ALL] == [False, True, True, True]
-    assert not tried(None, "pool.reset").as_it_should_be
-    assert not tried(None, left_open="x").as_it_should_be
+    assert [each.as_expected for each in ALL] == [False, True, True, True]
+    assert not tried(None, "pool.reset").as_expected
+    assert not tried(None, left_open="x").as_expected
 
 
 def test_the_document_follows_its_schema() -> None:

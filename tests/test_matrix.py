@@ -133,8 +133,8 @@ def test_a_release_that_is_not_prepared(kvref: Kvref, toys: list[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--versions", "0.26"), "vllm==0.26 is none of the releases that can be prepared"),
-        (("--versions", "0.22.1"), "none of these releases is prepared; this does it: kvref hosts prepare"),
+        (("--versions", "0.26"), "kvref cannot prepare vllm==0.26; it can prepare"),
+        (("--versions", "0.22.1"), "none of these releases is prepared; run: kvref hosts prepare"),
         (("--laws", "spce.*"), "no law matches 'spce.*'"),
         (("-o", "/no/such/folder/matrix.md"), "there is no folder"),
     ],

@@ -118,7 +118,7 @@ def refusal(text: str, name: str = "kvref.toml") -> str:
         (known(unitl="x"), "kvref.toml:6: known[0].unitl: unknown key; did you mean 'until'?"),
         (known(issue="#12"), "kvref.toml:4: known[0].issue: must be the URL of an issue, not '#12'"),
         (known(until="soon"), "kvref.toml:5: known[0].until: must be a date such as 2026-12-31, not 'soon'"),
-        (known(until="2030-02-31"), "kvref.toml:5: known[0].until: 2030-02-31 is no day of the calendar"),
+        (known(until="2030-02-31"), "kvref.toml:5: known[0].until: 2030-02-31 is not a date of the calendar"),
         (
             known(law="spec.merge-identiy"),
             "did you mean 'spec.merge-identity'?\n    law = 'spec.merge-identiy'",
@@ -565,7 +565,7 @@ def test_what_the_target_contradicts_is_a_note() -> None:
         ran = kvref("check", "reference", "--laws", "pool.null-block", "--json")
         notes = [note for note in ran.report["notes"] if note.startswith("kvref.toml")]
         assert [note.partition("[")[0].partition("{")[0] for note in notes] == told
-        assert all(" is declared, the target itself says " in note for note in notes)
+        assert all(": the profile declares " in note and ", the target itself " in note for note in notes)
     assert notes[0] in kvref("doctor", "reference").out
 
 
@@ -643,7 +643,7 @@ def test_a_profile_about_another_target_is_set_aside_unless_named() -> None:
     assert ran.statuses()["FullAttentionSpec:head_size"] == "broken"
     assert ran.report["profile"] is None
     assert ran.report["notes"] == [
-        "kvref.toml is about vendor_toy:good, and not used (--profile kvref.toml would)"
+        "kvref.toml is for vendor_toy:good; it is not used (use it by --profile kvref.toml)"
     ]
     ran = check(profile, "vendor_toy:forgetful", IDENTITY, "--profile", "kvref.toml")
     assert ran.statuses()["FullAttentionSpec:head_size"] == "known"

@@ -56,6 +56,6 @@ def faults(
         click.echo(json.dumps(fault_matrix.document(tried, seed), indent=1))
     else:
         render_faults(tried, Console())
-    if not all(each.as_it_should_be for each in tried):
+    if not all(each.as_expected for each in tried):
         context.exit(1)
     context.exit(EXIT_CODES[Verdict.INCOMPLETE] if any(each.trial.open for each in tried) else 0)

@@ -52,7 +52,7 @@ def matrix(
     options = Options(laws=select_laws(patterns), depth=depth or DEPTH, seed=seed, jobs=jobs)
     chosen = [releases.find(version) for version in (versions.split(",") if versions else releases.VERSIONS)]
     if not any(host.prepared for host in chosen):
-        raise releases.HostError("none of these releases is prepared; this does it: kvref hosts prepare")
+        raise releases.HostError("none of these releases is prepared; run: kvref hosts prepare")
     with progress(Console(stderr=True)) as watcher:
         reports = matrices.check_all(chosen, options, watcher)
     asked = [f" --laws {shlex.quote(pattern)}" for pattern in patterns]

@@ -1,4 +1,4 @@
-"""Known deviations of a version of a target, each with the trace that shows it."""
+"""The known findings of a release of a target, each with its trace."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvref_conformance.documents.results import Result, Status, Trace
 
 
 class BaselineError(ValueError):
-    """A baseline that cannot be used, and why."""
+    """Why a baseline cannot be used."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A deviation that is known, and why it is accepted for now.
+    """A known finding, and why it is accepted for now.
 
     Law, subject and facet say which one it is. Its trace decides whether it is still there; other traces
     with the same facet show the same deviation, since examples differ from seed to seed.
@@ -39,7 +39,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What is known of one version; `name` is None when there is no baseline."""
+    """The known findings of one release; `name` is None if there is no baseline."""
 
     name: str | None
     known: tuple[Known, ...] = ()
@@ -49,7 +49,7 @@ NO_BASELINE = Baseline(None)
 
 
 def load(path: Path) -> Baseline:
-    """Read a baseline file. Raises `BaselineError` naming what is wrong in it."""
+    """Read a baseline file. Raises `BaselineError`, which names the problem."""
     try:
         return _parse(path.stem, path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -59,7 +59,7 @@ def load(path: Path) -> Baseline:
 
 
 def shipped(target: str, version: str) -> Baseline:
-    """The baseline shipped for a version of a target, or `NO_BASELINE`."""
+    """The shipped baseline of a release, or `NO_BASELINE`."""
     name = f"{target}-{version}"
     file = _shipped_files().get(name)
     return _parse(name, file.read_text(encoding="utf-8")) if file else NO_BASELINE
@@ -75,19 +75,19 @@ def _parse(name: str, text: str) -> Baseline:
     schemas.validate(document, "baseline")
     known = [Known(**entry) for entry in document["known"]]
     for other, laws in document.get("as_in", {}).items():
-        told = {entry.title: entry for entry in _told_in_full(other)}
+        entries = {entry.title: entry for entry in _own_entries(other)}
         for law, subjects in laws.items():
             for subject, facets in subjects.items():
                 for facet in facets:
                     title = Known(law, subject, facet, "", {}).title
-                    if title not in told:
-                        raise BaselineError(f"{name} lists {title} as in {other}, which does not tell it")
-                    known.append(told[title])
+                    if title not in entries:
+                        raise BaselineError(f"{name} lists {title} as in {other}, which has no such entry")
+                    known.append(entries[title])
     return Baseline(name, tuple(known))
 
 
-def _told_in_full(name: str) -> list[Known]:
-    """What a shipped baseline does not leave to others."""
+def _own_entries(name: str) -> list[Known]:
+    """The entries of a shipped baseline itself, without those it takes from others."""
     file = _shipped_files().get(name)
     if file is None:
         raise BaselineError(f"there is no shipped baseline {name}")
@@ -95,7 +95,7 @@ def _told_in_full(name: str) -> list[Known]:
 
 
 def save(result: Result, path: Path) -> None:
-    """Write what a run found broken as a baseline to review: every reason has to be written by hand.
+    """Write the findings of a run as a baseline to review: every reason must be written by hand.
 
     Deviations that were known keep their reasons; what the baseline of another version tells with this very
     reason and trace, it goes on to tell.
@@ -115,13 +115,13 @@ def save(result: Result, path: Path) -> None:
     as_in: dict[str, dict[str, dict[str, list[str]]]] = {}
     own = []
     others = {
-        name: _told_in_full(name)
+        name: _own_entries(name)
         for name in sorted(_shipped_files(), reverse=True)
         if name.startswith(f"{target}-") and name != f"{target}-{version}"
     }
     for entry in entries:
-        if teller := next((name for name, told in others.items() if entry in told), None):
-            subjects = as_in.setdefault(teller, {}).setdefault(entry.law, {})
+        if other := next((name for name, entries in others.items() if entry in entries), None):
+            subjects = as_in.setdefault(other, {}).setdefault(entry.law, {})
             subjects.setdefault(entry.subject, []).append(entry.facet)
         else:
             own.append(entry)

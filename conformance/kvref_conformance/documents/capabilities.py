@@ -1,4 +1,4 @@
-"""What a target, or a profile for it, may declare beyond the parts it has."""
+"""What a target, or its profile, may declare besides its parts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Capability:
-    """Something in which implementations may rightly differ.
+    """A way in which implementations may differ without being wrong.
 
     Attributes:
         value: JSON Schema of its value.
-        what: what the value says.
-        parts: parts of a target that it is about: laws of these ask accordingly.
+        what: what the value means.
+        parts: parts of a target that it concerns; their workloads and laws follow it.
     """
 
     name: str
@@ -32,7 +32,7 @@ CAPABILITIES = {
                 "items": {"enum": ["touch", "free", "evict"]},
                 "uniqueItems": True,
             },
-            "the operations of its pool that take blocks by number, so that one can name one that it lacks",
+            "pool operations that take block numbers, so that a caller can pass one that the pool lacks",
             ("pool",),
         ),
         Capability(
@@ -43,7 +43,7 @@ CAPABILITIES = {
                 "minItems": 1,
                 "uniqueItems": True,
             },
-            "the block sizes, in tokens, that its spec classes take; no others are drawn",
+            "block sizes, in tokens, that its spec classes accept; no others are drawn",
             ("specs",),
         ),
         Capability(
@@ -54,7 +54,7 @@ CAPABILITIES = {
                 "minItems": 1,
                 "uniqueItems": True,
             },
-            "whether each tensor of a plan is an allocation, or all are one, or either",
+            "whether each tensor of a plan has its own allocation, all share one, or both are possible",
             ("tensors",),
         ),
         Capability(
@@ -66,7 +66,7 @@ CAPABILITIES = {
                 },
                 "uniqueItems": True,
             },
-            "the kinds of content, besides tokens, that requests may have; no others are drawn",
+            "kinds of content that requests may have besides tokens; no others are drawn",
             (
                 "hashing",
                 "cache",
@@ -75,14 +75,14 @@ CAPABILITIES = {
         Capability(
             "holds_stored_blocks",
             {"type": "boolean"},
-            "whether its connector holds blocks until a store of them is done; others end the store before "
-            "the step that writes to them",
+            "whether its connector holds blocks until their store is done; if false, the store ends before "
+            "the next step that writes to them",
             ("connector",),
         ),
         Capability(
             "kernel_blocks",
             {"type": "boolean"},
-            "whether kernels may have smaller blocks than the pool",
+            "whether kernels may use smaller blocks than the pool",
             ("tensors",),
         ),
         Capability(
@@ -93,8 +93,8 @@ CAPABILITIES = {
                 "minItems": 1,
                 "uniqueItems": True,
             },
-            "the orders of axes in which it lays out memory, the outermost first: L layers, B blocks, K for "
-            "K and V, H heads, N states, C content",
+            "orders of axes in which it lays out memory, outermost first: L layers, B blocks, K for K and V, "
+            "H heads, N states, C content",
             (
                 "tensors",
                 "canonical",
@@ -103,21 +103,21 @@ CAPABILITIES = {
         Capability(
             "never_pads",
             {"type": "boolean"},
-            "whether every spec refuses `page_size_padded`; `spec.padding-honoured` then asks for it",
+            "whether every spec refuses `page_size_padded`; `spec.padding-honoured` then requires that",
             ("specs",),
         ),
         Capability(
             "override",
             {"type": "boolean"},
-            "whether its registry has `override`, and can put a class in the place of another; false leaves "
-            "out what that has to do",
+            "whether its registry has `override` and can substitute one class for another; if false, laws "
+            "about that are not run",
             ("registry",),
         ),
         Capability(
             "own_tables",
             {"type": "array", "items": {"type": "string"}},
-            "classes in whose tables a place does not stand for a block of tokens: laws that read them so "
-            "leave them out",
+            "classes whose block tables follow their own rule; laws that read entry n as the n-th block of "
+            "tokens skip them",
             ("cache",),
         ),
         Capability(
@@ -126,32 +126,32 @@ CAPABILITIES = {
                 "type": "object",
                 "additionalProperties": {"enum": ["linear", "constant", "compressed", "packed"]},
             },
-            "how the page of a class follows its block size, by class",
+            "by class, how its page grows with its block size",
             ("specs",),
         ),
         Capability(
             "mamba_cache_modes",
             {"type": "array", "items": {"enum": ["all", "align"]}},
-            "how its engine keeps recurrent states where prefixes are cached, if not both ways",
+            "how its engine keeps recurrent states with prefix caching, if not in both modes",
             ("cache",),
         ),
         Capability(
             "loads_states",
             {"type": "boolean"},
-            "whether its engine loads tokens from elsewhere where recurrent states are kept at the ends of "
-            "steps; not drawn if false",
+            "whether its engine loads tokens through a connector while recurrent states are kept at the ends "
+            "of steps; if false, this is not drawn",
             ("cache",),
         ),
         Capability(
             "partial_hits",
             {"type": "boolean"},
-            "whether a hit may end within a block, which is then copied",
+            "whether a prefix hit may end within a block, which is then copied",
             ("cache",),
         ),
         Capability(
             "partial_keys",
             {"type": "boolean"},
-            "whether a block may have a key for a part of it, beside that for all of it",
+            "whether a block may have a key for a part of it besides the one for all of it",
             (
                 "cache",
                 "pool",
@@ -160,7 +160,7 @@ CAPABILITIES = {
         Capability(
             "quant_scales",
             {"type": "boolean"},
-            "whether a page holds the scales of values quantised per token and head; drawn only then",
+            "whether a page holds scales of values quantised per token and head; only then is this drawn",
             ("specs",),
         ),
         Capability(
@@ -173,16 +173,16 @@ CAPABILITIES = {
                 "required": ["unkeyed", "keyed"],
                 "additionalProperties": False,
             },
-            "where in the line for reuse blocks go that are freed without and with keys, and where all go if "
+            "at which end of the free list freed blocks are put: without keys, with keys, and any block if "
             "caching is off",
             ("pool",),
         ),
         Capability(
             "zeroed",
             {"type": "boolean"},
-            "whether memory for a cache reads zero when it is new",
+            "whether new memory of a cache reads as zero",
             ("tensors",),
         ),
     )
 }
-"""Every capability that a law or a strategy makes use of, by name."""
+"""Every capability that a law or strategy uses, by name."""

@@ -1,4 +1,4 @@
-"""What has changed from one report to another."""
+"""Compare two reports."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kvref_conformance.documents.results import ALSO_BREAKS, Status
 
 
 class UnusableReport(ValueError):
-    """A file that is no report which can be read."""
+    """The file is not a readable report."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"cannot use the report {str(path)!r}: {reason}")
 
 
 class Kind(StrEnum):
-    """What became of a row; the worst first."""
+    """How a row changed; the worst first."""
 
     BROKEN = "broken"
     STALE = "stale"
@@ -45,7 +45,7 @@ _KINDS = {
     Status.NOT_APPLICABLE: Kind.UNJUDGED,
     Status.DECLARED_GAP: Kind.UNJUDGED,
 }
-"""What a row has become that is in this state, and no row that holds."""
+"""The kind of change for a row that now has this state and did not hold before."""
 
 _BADNESS = {
     Status.HOLDS: 0,
@@ -59,7 +59,7 @@ _BADNESS = {
     Status.STALE: 3,
     Status.BROKEN: 3,
 }
-"""What is not there, or not judged, is worse than what holds, and no better than what is known to break."""
+"""A row that is missing or not judged is worse than one that holds, and no better than a known one."""
 
 _OF_THE_WHOLE = (Status.HOLDS, Status.NOT_APPLICABLE, Status.DECLARED_GAP, Status.INCOMPLETE)
 _CONDITIONS = ("depth", "seed", "strict", "baseline", "profile")
@@ -71,7 +71,7 @@ Rows = dict[str, Row]
 
 @dataclass(frozen=True)
 class Change:
-    """A row that is not as it was. `row` is the new one, or if that is gone the old one."""
+    """A row that changed. `row` is the new one, or the old one if it is gone."""
 
     kind: Kind
     worse: bool
@@ -83,7 +83,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that was different when the reports were made, so that they may differ for that alone."""
+    """A condition under which the reports were made and which alone may explain a difference."""
 
     what: str
     old: Any
@@ -92,7 +92,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Diff:
-    """Two reports, and the changes from one to the other, the worst kind first."""
+    """Two reports with the changes from the first to the second, the worst first."""
 
     old: Mapping[str, Any]
     new: Mapping[str, Any]
@@ -128,7 +128,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff:
-    """What changed, for two `kvref.report/1` documents."""
+    """The changes between two `kvref.report/1` documents."""
     before, after = _by_subject(old, new), _by_subject(new, old)
     changes: list[Change] = []
     for law in dict.fromkeys([*after, *before]):
@@ -139,14 +139,14 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff:
 
 
 def _by_subject(report: Mapping[str, Any], other: Mapping[str, Any]) -> dict[tuple[str, str], Rows]:
-    """The rows of the report that the other was to have as well."""
+    """The report's rows that the other report was meant to have as well."""
     selected = other.get("selected", {})
     found: dict[tuple[str, str], Rows] = {}
     for row in report["laws"]:
         law, subject = row["id"], row["subject"]
         globs = selected.get("subjects", ()) if subject else ()
-        asked = not globs or any(fnmatchcase(subject, glob) for glob in globs)
-        if law in selected.get("laws", [law]) and asked:
+        selected_too = not globs or any(fnmatchcase(subject, glob) for glob in globs)
+        if law in selected.get("laws", [law]) and selected_too:
             found.setdefault((law, subject), {})[row["facet"]] = row
     return found
 
@@ -162,7 +162,7 @@ def _changes(before: Rows, after: Rows) -> Iterator[Change]:
         row = after.get(facet) or after.get("") or before[facet]
         yield from _change(facet, row, _state(before, facet), _state(after, facet))
     old, new = _whole(before), _whole(after)
-    # Where ways are all that is told, the rest holds. It is told of here unless one of the ways was.
+    # If all rows are facets, the rest of the law holds; report that here unless a facet was reported.
     old = Status.HOLDS if old is None and {*old_ways} <= {*new_ways} else old
     new = Status.HOLDS if new is None and {*new_ways} <= {*old_ways} else new
     if old is not None and new is not None:
@@ -181,48 +181,48 @@ def _change(facet: str, row: Row, old: Status | None, new: Status | None) -> Ite
 
 
 def _ways(rows: Rows) -> list[str]:
-    """The ways in which the law breaks, or may."""
+    """The facets in which the law breaks or may break."""
     return [facet for facet in rows if facet or _whole(rows) is None]
 
 
 def _whole(rows: Rows) -> Status | None:
-    """What is said of the law for the subject, but for ways in which it breaks."""
+    """The row about the law and subject as a whole, without facets."""
     status = Status(rows[""]["status"]) if "" in rows else None
     return status if status in _OF_THE_WHOLE else None
 
 
 def _state(rows: Rows, facet: str) -> Status:
-    """Of one way of breaking the law."""
+    """The state of one facet."""
     if facet in _ways(rows):
         return Status(rows[facet]["status"])
-    # Where there are very many ways, the last row names some that have no row.
+    # With very many facets, the last row's message names some that have no row.
     if any(facet and facet in row["message"].partition(ALSO_BREAKS)[2] for row in rows.values()):
         return Status.BROKEN
     return _whole(rows) or Status.HOLDS
 
 
 def _conditions(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Condition]:
-    told = [
+    conditions = [
         {f"target {name}": value for name, value in report["target"].items()}
         | {name: report[name] for name in _CONDITIONS}
         | _selection(report)
         | {f"version of {name}": value for name, value in report["environment"].items()}
         for report in (old, new)
     ]
-    for what in dict.fromkeys([*told[1], *told[0]]):
-        if told[0].get(what) != told[1].get(what):
-            yield Condition(what, told[0].get(what), told[1].get(what))
+    for what in dict.fromkeys([*conditions[1], *conditions[0]]):
+        if conditions[0].get(what) != conditions[1].get(what):
+            yield Condition(what, conditions[0].get(what), conditions[1].get(what))
 
 
 def _selection(report: Mapping[str, Any]) -> dict[str, str]:
-    """What was to be judged, in words: only what both were to judge is compared."""
+    """What the report was meant to judge, in words; only what both were meant to judge is compared."""
     selected = report.get("selected", {})
     laws = f"{len(selected['laws'])} of them" if "laws" in selected else "all"
     return {"laws": laws, "subjects": ", ".join(selected.get("subjects", ["all"]))}
 
 
 def document(diff: Diff) -> dict[str, Any]:
-    """What `kvref diff --json` prints."""
+    """The document that `kvref diff --json` prints."""
     return {
         "schema": schemas.DIFF,
         "worse": diff.worse,

@@ -11,7 +11,7 @@ from kvref_conformance.documents.schemas import REPORT
 
 
 class ForeignDirectory(ValueError):
-    """The directory holds something else than an earlier report, so nothing is written to it."""
+    """The folder holds something other than an earlier report, so nothing is written to it."""
 
     def __init__(self, directory: Path, reason: str, what: str = "report") -> None:
         super().__init__(
@@ -22,7 +22,7 @@ class ForeignDirectory(ValueError):
 
 
 def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
-    """Make the directory, or see that it is empty or holds an earlier report (or what else it is to be).
+    """Create the folder, or check that it is empty or holds an earlier report (or whatever `what` names).
 
     `write_report` does so itself; ask before a long run to be refused before it, not after.
 
@@ -50,18 +50,18 @@ def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
         raise foreign(f"its {name} is not a {schema}")
     for folder in ("traces", "repro"):
         path = directory / folder
-        # Through a link, stale files would be removed, and new ones written, somewhere else.
+        # Through a link, stale files would be removed and new ones written somewhere else.
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise foreign(f"its {folder} is not a directory of its own")
 
 
 def as_json(document: object) -> bytes:
-    """Indented, and in ASCII, so that looking at a file never sends a target's codes to a terminal."""
+    """Indented JSON in ASCII, so that printing the file sends no control codes of a target to a terminal."""
     return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode("ascii")
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace the file in one step: a reader sees the old content or the new, never half."""
+    """Replace the file in one step: a reader sees the old content or the new one, never half of it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:

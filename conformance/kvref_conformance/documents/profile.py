@@ -33,7 +33,7 @@ __all__ = ["NO_PROFILE", "Gap", "KnownFailure", "Profile", "ProfileError", "choo
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A failure that is accepted up to and including a day; a facet of None stands for any."""
+    """A failure that is accepted up to and including a day; the facet None means any facet."""
 
     law: str
     subject: str
@@ -57,7 +57,7 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class Gap:
-    """Laws that are not run for some subjects; both are globs."""
+    """Laws that are not run for some subjects; law and subject are globs."""
 
     law: str
     subject: str
@@ -65,7 +65,7 @@ class Gap:
     place: str
 
     def covers(self, law: str, subject: str) -> bool:
-        # What the process survives is seen when all other laws are run: there is nothing to leave out.
+        # Every other law feeds this one: there is nothing to leave out.
         return (
             law != ANSWERS.id
             and fnmatch.fnmatchcase(law, self.law)
@@ -75,32 +75,32 @@ class Gap:
 
 @dataclass(frozen=True)
 class Profile:
-    """Declarations, checked as far as that is possible without the target."""
+    """What a vendor declares, checked as far as possible without the target."""
 
     source: Source | None = None
     known: tuple[KnownFailure, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    """Those written as gaps, then those that capabilities make."""
+    """Gaps from `[[gap]]`, then those that follow from capabilities."""
     notes: tuple[str, ...] = ()
-    """Why one that was found is not used, or in what it and the target contradict each other."""
+    """Why the profile is not used, or where it and the target contradict each other."""
 
     @property
     def name(self) -> str | None:
-        """The file, and which profile of it, if there are several."""
+        """The file, and the profile's label if the file has several."""
         if self.source is None:
             return None
         return f"{self.source.path} [{self.label}]" if self.label else str(self.source.path)
 
     @property
     def label(self) -> str | None:
-        """Its name among several in one file."""
+        """Its name, if the file has several profiles."""
         if self.source is None or "targets" not in self.source.root:
             return None
         return self.source.root[-1]
 
     @property
     def target(self) -> str | None:
-        """The target that it is about."""
+        """The target that the profile is for."""
         name: str | None = self._document.get("target")
         return name
 
@@ -118,12 +118,12 @@ class Profile:
 
     @property
     def stubs(self) -> tuple[str, ...]:
-        """Modules that stubs stand in for."""
+        """Modules that are replaced by stubs."""
         return tuple(self._document.get("stubs", ()))
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Folders to import from first; those that are relative are so to the file."""
+        """Folders to import from first; relative ones are relative to the profile's file."""
         folder = self.source.path.parent if self.source else Path()
         return tuple(str(folder / path) for path in self._document.get("path", ()))
 
@@ -151,7 +151,7 @@ class Profile:
         return [entry for entry in self.known if (entry.law, entry.subject) == (law, subject)]
 
     def failure(self, row: Row) -> KnownFailure | None:
-        """The known failure that a broken row shows, if any."""
+        """The known failure that covers a broken row, if any."""
         return next((entry for entry in self.known if entry.covers(row)), None)
 
     def told(self) -> Iterator[str]:
@@ -171,10 +171,10 @@ class Profile:
                 yield f"strategy {class_name}.{field} = {json.dumps(values)}"
 
     def beside(self, description: Description) -> Profile:
-        """The profile, with a note for each capability of which the target itself says something else.
+        """The profile, with a note for each capability that the target itself declares differently.
 
-        The profile is believed. Values of a list that are left out, it does not want to have checked; more of
-        them than the target has are a contradiction.
+        The profile wins. It may leave out values of a list, so that they are not checked; values that the
+        target does not have are a contradiction.
         """
         if self.source is None:
             return self
@@ -183,15 +183,17 @@ class Profile:
             own = description["capabilities"].get(name)
             fewer = isinstance(value, list) and isinstance(own, list) and all(each in own for each in value)
             if own is not None and own != value and not fewer:
-                told = f"{json.dumps(value)} is declared, the target itself says {json.dumps(own)}"
-                notes.append(f"{self.source.place('capabilities', name)}: {name}: {told}")
+                notes.append(
+                    f"{self.source.place('capabilities', name)}: {name}: the profile declares "
+                    f"{json.dumps(value)}, the target itself {json.dumps(own)}"
+                )
         return replace(self, notes=(*self.notes, *notes))
 
     def apply(self, description: Description) -> Description:
-        """The description of the target with what is declared of it.
+        """The description of the target with the profile's declarations in it.
 
         Raises:
-            ProfileError: it speaks of classes, fields or subjects that the target does not have.
+            ProfileError: the profile names classes, fields or subjects that the target does not have.
         """
         if self.source is None:
             return description
@@ -210,7 +212,7 @@ class Profile:
         return applied
 
     def _strangers(self, description: Description) -> Iterator[Problem]:
-        """What is declared of things that the target does not have."""
+        """Declarations about classes, fields or subjects that the target does not have."""
         classes = {info["name"]: info for info in description["classes"]}
         for capability in ("own_tables", "page_scaling"):
             for name in self.capabilities.get(capability, ()):
@@ -235,7 +237,7 @@ class Profile:
             elif (why_not := of_law.get(entry.subject, of_law.get(""))) is not None:
                 yield Problem(place, f"{entry.law} does not apply: {why_not}")
             elif gap := self.gap(entry.law, entry.subject):
-                yield Problem(place, f"{entry.law} is not run, because of {gap.place}")
+                yield Problem(place, f"{entry.law} is not run, because of the gap at {gap.place}")
         for number, gap in enumerate(self.gaps[: len(self._document.get("gap", ()))]):
             if not any(gap.covers(law, subject) for law in subjects for subject in subjects[law]):
                 names = {subject for of_law in subjects.values() for subject in of_law}
@@ -247,14 +249,14 @@ NO_PROFILE = Profile()
 
 
 def choose_profile(choice: str | None, target: str | None) -> Profile:
-    """The profile in a file that is named, "none", or else the current folder's if it is about the target.
+    """The profile to use: the chosen file's, none, or the current folder's if it is for the target.
 
     Args:
-        choice: what the caller says of the profile.
-        target: what the caller wants to check: a target, or the name of one of several profiles in the file.
+        choice: a file, "none", or None if the caller names no profile.
+        target: a target, or the name of one of several profiles in the file; None if the caller names none.
 
     Raises:
-        ProfileError: it cannot be used.
+        ProfileError: the profile cannot be used.
     """
     if choice == "none":
         return NO_PROFILE
@@ -264,27 +266,29 @@ def choose_profile(choice: str | None, target: str | None) -> Profile:
     source = read(path)
     about = {name: source.document["targets"][name]["target"] for name in source.names}
     if about:
-        # The very target, or else another release of it.
+        # First this very target, then another release of it.
         exact = [name for name in about if target in (None, name, about[name])]
         names = exact or [name for name in about if _alike(target, about[name])]
         if len(names) > 1:
-            told = ", ".join(f"{name} ({about[name]})" for name in names)
+            listed = ", ".join(f"{name} ({about[name]})" for name in names)
             raise ProfileError(
-                f"{path} has several profiles, {told}: name one, as in 'kvref check {names[0]}'"
+                f"{path} has several profiles, {listed}: name one, as in 'kvref check {names[0]}'"
             )
         if names:
             return _checked(source.named(names[0]))
         if choice is not None or not (":" in (target or "") or without_release(target or "")[0] in BUILT_IN):
             raise ProfileError(f"{path} has profiles for {', '.join(about)}, and none for {target}")
-        return Profile(notes=(f"{path} is about {', '.join(about.values())}, and not used",))
+        return Profile(notes=(f"{path} is for {', '.join(about.values())}; it is not used",))
     profile = _checked(source)
     if choice is None and not (profile.target is None or _alike(target, profile.target)):
-        return Profile(notes=(f"{path} is about {profile.target}, and not used (--profile {path} would)",))
+        return Profile(
+            notes=(f"{path} is for {profile.target}; it is not used (use it by --profile {path})",)
+        )
     return profile
 
 
 def _alike(target: str | None, other: str) -> bool:
-    """Whether these are the same target, in the same release or not; None stands for any."""
+    """Whether both are the same target, in any release; None matches any."""
     return target is None or without_release(target)[0] == without_release(other)[0]
 
 
@@ -315,7 +319,7 @@ def _checked(source: Source) -> Profile:
 
 
 def _mistakes(source: Source) -> Iterator[Problem]:
-    """What has the right shape and makes no sense."""
+    """Entries that have the right shape but make no sense."""
     document = source.document
     if "target" in document:
         try:
@@ -363,7 +367,7 @@ def _mistakes_in_known(entries: Iterable[dict[str, Any]]) -> Iterator[Problem]:
         try:
             until = datetime.date.fromisoformat(entry["until"])
         except ValueError:
-            yield Problem(("known", number, "until"), f"{entry['until']} is no day of the calendar")
+            yield Problem(("known", number, "until"), f"{entry['until']} is not a date of the calendar")
         else:
             if until < datetime.date.today():
                 text = f"expired: {law} [{subject}] was accepted until {until} ({entry['issue']})"
@@ -388,16 +392,16 @@ def _mistakes_in_gaps(entries: Iterable[dict[str, Any]]) -> Iterator[Problem]:
 
 
 def _turned_off(name: str, value: Any) -> list[str]:
-    """Laws that do not apply to who declares this."""
+    """Laws that do not apply once this is declared."""
     return [law.id for law in LAWS.values() if name in law.capabilities and value is False]
 
 
 def _declared(name: str, entry: Any) -> tuple[Any, str]:
-    """Value and reason of a capability, however it is given."""
+    """Value and reason of a capability, with or without a reason."""
     return (entry["value"], entry.get("reason", "")) if _has_reason(name, entry) else (entry, "")
 
 
 def _has_reason(name: str, entry: Any) -> bool:
-    """Whether a capability is given as `{value, reason}`, and not as its value alone."""
+    """Whether a capability is given as `{value, reason}` rather than as a plain value."""
     is_table = CAPABILITIES[name].value["type"] == "object"
     return isinstance(entry, dict) and ("value" in entry or not is_table)

@@ -1,4 +1,4 @@
-"""What a law is judged on, for a target."""
+"""The subjects of a law, for a target."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ def subjects_of(law: Law, description: Description) -> Subjects:
         return {ALL_OPERATIONS: None}
     workload = WORKLOADS[law.workload]
     if lacking := [part for part in workload.parts if part not in description["parts"]]:
-        # Where a part is missing, so are its operations.
+        # If a part is missing, so are its operations.
         named = [part for part in lacking if part.partition(".")[0] not in lacking or "." not in part]
         return {"": f"the target has no {', '.join(named)}"}
     if undeclared := [name for name in law.capabilities if not description["capabilities"].get(name)]:
         return {"": f"the target does not declare the capability {', '.join(undeclared)}"}
-    return workload.subjects(description) or {"": "the target has nothing that it speaks of"}
+    return workload.subjects(description) or {"": "the target has no subject for it"}
 
 
 def is_undrawable(subject: str, reason: str | None, description: Description) -> bool:
-    """Whether that is the reason: a law speaks of the class, but no spec of it can be made to judge."""
+    """Whether `reason` says that the law applies to the class, but no spec of it can be made."""
     return reason is not None and spec_subjects(description).get(subject) == reason
 
 
 def of_unknown_kind(description: Description) -> list[str]:
-    """Classes that are judged by the laws for any kind alone."""
+    """Classes of a kind that kvref does not know: only the laws for any kind judge them."""
     return [info["name"] for info in judged(description) if not set(KNOWN_KINDS).intersection(info["mro"])]
 
 
 def left_at_default(description: Description) -> list[str]:
-    """A plugin's own fields that are the same in all examples, since nobody has told of other values."""
+    """A plugin's own fields that keep their defaults in all examples, since the profile lists no values."""
     if description["plugin"] is None:
         return []
     own = judged(description)

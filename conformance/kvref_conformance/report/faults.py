@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from kvref_conformance.running.checker import DEPTH
-from kvref_conformance.running.fault_matrix import Tried, in_order, quantiles, told
+from kvref_conformance.running.fault_matrix import Tried, in_order, outcome, quantiles
 
 _HEAD = """# Faults, and the laws that catch them
 
@@ -24,12 +24,12 @@ def render_faults(tried: Sequence[Tried], console: Console) -> None:
     """Print a line for each fault, and the summary last. Lines are not folded: they are a table."""
     for each in in_order(tried):
         if each.fault:
-            of = told(each)
-            state = "caught by" if each.as_it_should_be else "MISSED by"
+            of = outcome(each)
+            state = "caught by" if each.as_expected else "MISSED by"
             others = f"; breaks {', '.join(others)}, too" if (others := _others(each)) else ""
             console.print(
                 f"{each.name:60} {state} {each.fault.law:30} {of['seconds']:6.1f} s{others}",
-                style=None if each.as_it_should_be else "bold red",
+                style=None if each.as_expected else "bold red",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,
@@ -61,11 +61,11 @@ def _tables(tried: Sequence[Tried]) -> Iterator[str]:
         yield "|---|---|---|---|---|---|"
         for each in tried:
             if each.fault and each.area == area:
-                of = told(each)
+                of = outcome(each)
                 about = [each.fault.source] if each.fault.source else []
                 about += [each.fault.depth] if each.fault.depth != DEPTH else []
                 source = f" ({', '.join(about)})" if about else ""
-                missed = "" if each.as_it_should_be else "**missed** "
+                missed = "" if each.as_expected else "**missed** "
                 yield (
                     f"| `{each.name}`{source} | {missed}{each.fault.law} | {of['subject']} "
                     f"| {of['examples']} | {of['seconds']:.2f} | {', '.join(_others(each))} |"
@@ -84,7 +84,7 @@ def summary(tried: Sequence[Tried]) -> list[str]:
     for reported, what in ((False, "one for each law"), (True, "as reported")):
         part = [each for each in tried if each.fault and bool(each.fault.source) is reported]
         if part:
-            caught = [each for each in part if each.as_it_should_be]
+            caught = [each for each in part if each.as_expected]
             alone = [each for each in caught if len(each.trial.catches) == 1]
             median, most = quantiles(part)
             lines.append(

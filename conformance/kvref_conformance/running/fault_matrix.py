@@ -1,4 +1,4 @@
-"""Which law catches which fault of the reference, and how soon."""
+"""Try every fault of the reference: which law catches it, and how soon."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from kvref_conformance.running.time_to_find import Trial, try_on
 from kvref_conformance.targets.faults import FAULTS, PREFIX, REPORTED
 
 CONTROL = "reference"
-"""Is tried like a fault, and is none."""
+"""The unbroken reference, tried like a fault."""
 
 
 class NoSuchArea(ValueError):
-    """A glob that matches no area."""
+    """The glob matches no area."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A way of breaking the reference, and the law that is there to catch it."""
+    """A deliberate fault of the reference, and the law that must catch it."""
 
     name: str
     law: str
     source: str = ""
-    """Where a bug like it was reported; it takes several operations to show. None for one of our own."""
+    """Where a bug like it was reported; empty for our own. Reported ones take several operations to show."""
     depth: str = DEPTH
-    """That it takes to show."""
+    """The depth at which its law finds it."""
 
     @property
     def target(self) -> str:
@@ -50,13 +50,13 @@ class Fault:
 
     @property
     def judges(self) -> tuple[str, ...]:
-        """The laws that are asked: those of its area."""
+        """The laws that judge it: those of its area."""
         return tuple(law.id for law in LAWS.values() if law.area in near(self.law))
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A fault, or with None the control, and what came of it."""
+    """A fault (None for the control) and its outcome."""
 
     fault: Fault | None
     trial: Trial
@@ -71,49 +71,49 @@ class Tried:
 
     @property
     def seconds(self) -> float | None:
-        """Until its law broke."""
+        """Seconds until its law broke."""
         catch = self.trial.catches.get(self.fault.law) if self.fault else None
         return catch.seconds if catch else None
 
     @property
-    def as_it_should_be(self) -> bool:
+    def as_expected(self) -> bool:
         if self.fault is None:
             return not self.trial.catches and not self.trial.open
         return self.fault.law in self.trial.catches
 
 
 def near(law: str) -> set[str]:
-    """The areas whose laws judge its fault: its own. What ends the process shows wherever it is."""
+    """The areas whose laws judge a fault of this law: its own. A process that dies shows in any area."""
     return {ANSWERS.area, "spec", "plan"} if law == ANSWERS.id else {LAWS[law].area}
 
 
 def faults(areas: Sequence[str] = ()) -> list[Fault]:
-    """All of them, or those of areas that match a glob. Raises `NoSuchArea`."""
+    """All faults, or those whose area matches a glob. Raises `NoSuchArea`."""
     known = [Fault(target.removeprefix(PREFIX), law) for target, law in FAULTS.items()]
     known += [Fault(target.removeprefix(PREFIX), *reported) for target, reported in REPORTED.items()]
     for glob in areas:
         if not any(fnmatchcase(fault.area, glob) for fault in known):
-            there = ", ".join(dict.fromkeys(fault.area for fault in known))
-            raise NoSuchArea(f"no area matches {glob!r}; there are: {there}")
+            areas_there = ", ".join(dict.fromkeys(fault.area for fault in known))
+            raise NoSuchArea(f"no area matches {glob!r}; the areas are: {areas_there}")
     return [each for each in known if not areas or any(fnmatchcase(each.area, glob) for glob in areas)]
 
 
 def try_all(chosen: Sequence[Fault], seed: int, jobs: int, watcher: Progress) -> Iterator[Tried]:
-    """Try the control and the faults, so many at a time; what is done first comes first.
+    """Try the control and the faults, `jobs` at a time. Yields each as soon as it is done.
 
-    The control goes as deep as any of them.
+    The control runs at the deepest depth of any fault.
     """
     judges = tuple(law for law in LAWS if any(law in fault.judges for fault in chosen))
     deepest = max((fault.depth for fault in chosen), key=list(DEPTHS).index)
     over = threading.Event()
-    telling = threading.Lock()  # who watches is not made for several threads
+    watching = threading.Lock()  # `Progress` is not safe for threads
 
     def try_one(fault: Fault | None) -> Tried:
         name = fault.name if fault else CONTROL
-        with telling:
+        with watching:
             watcher.unit_started(name)
         trial = _try(fault, judges if fault is None else fault.judges, deepest, seed, over.is_set)
-        with telling:
+        with watching:
             watcher.unit_done(name)
         return Tried(fault, trial)
 
@@ -142,7 +142,7 @@ def _try(
 
 
 def quantiles(tried: Sequence[Tried]) -> tuple[float, float]:
-    """Seconds until a fault is caught: the median, and what 95 of 100 take at most."""
+    """Seconds until a fault is caught: the median and the 95th percentile."""
     seconds = sorted(each.seconds for each in tried if each.seconds is not None)
     if len(seconds) < 2:
         return (seconds or [0.0])[0], (seconds or [0.0])[0]
@@ -150,27 +150,27 @@ def quantiles(tried: Sequence[Tried]) -> tuple[float, float]:
 
 
 def in_order(tried: Sequence[Tried]) -> list[Tried]:
-    """As the laws are, the control in front."""
+    """In the order of the laws, the control first."""
     laws = list(LAWS)
     return sorted(tried, key=lambda each: (laws.index(each.fault.law) if each.fault else -1, each.name))
 
 
 def document(tried: Sequence[Tried], seed: int) -> dict[str, Any]:
-    """What `kvref faults --json` prints."""
+    """The document that `kvref faults --json` prints."""
     return {
         "schema": schemas.FAULTS,
         "seed": seed,
-        "control": next((told(each) for each in tried if each.fault is None), None),
+        "control": next((outcome(each) for each in tried if each.fault is None), None),
         "faults": [
-            {**told(each), "area": each.fault.area, "law": each.fault.law, "source": each.fault.source}
+            {**outcome(each), "area": each.fault.area, "law": each.fault.law, "source": each.fault.source}
             for each in in_order(tried)
             if each.fault
         ],
     }
 
 
-def told(each: Tried) -> dict[str, Any]:
-    """What came of it, as in the document."""
+def outcome(each: Tried) -> dict[str, Any]:
+    """The outcome of a fault, as in the document."""
     caught = each.trial.catches.get(each.fault.law) if each.fault else None
     return {
         "name": each.name,

@@ -1,4 +1,4 @@
-"""Try whether laws catch a target that is known to be wrong, and how soon. Nothing is reduced."""
+"""Measure how soon the laws catch a target that is known to be wrong. Nothing is reduced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvref_conformance.running.progress import Silence
 
 @dataclass(frozen=True)
 class Catch:
-    """A law that broke first after so many examples, and seconds, of all workloads up to there."""
+    """A law that broke, after how many examples and seconds of all workloads up to then."""
 
     law: str
     subject: str
@@ -24,17 +24,17 @@ class Catch:
 
 @dataclass
 class Trial:
-    """What came of a target, and how much was done."""
+    """The outcome for one target: which laws caught it, and the effort."""
 
     catches: dict[str, Catch] = field(default_factory=dict)
     """By law."""
     examples: int = 0
     seconds: float = 0.0
     open: list[str] = field(default_factory=list)
-    """What was not judged to the end, each with a reason."""
+    """Units that were not judged to the end, each with the reason."""
 
     def add(self, unit: Unit) -> None:
-        """Count a unit that is over."""
+        """Add the outcome of a unit."""
         findings = unit.findings
         if unit.death:
             self._catch(ANSWERS.id, unit.subject, findings["examples"] if findings else 0, unit.seconds)
@@ -62,15 +62,15 @@ def try_on(
     seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trial:
-    """Run the units that feed these laws one after the other.
+    """Run the units that these laws need, one after the other.
 
     Args:
         target: loaded for these laws.
-        chosen: which units of all that there are, in which order.
-        until: laws one of which ends the trial when it breaks.
-        stop: asked now and then; the trial ends when it answers true, and what runs is cut.
+        chosen: selects and orders the units.
+        until: laws; the trial ends when one of them breaks.
+        stop: called now and then; if it returns True, the trial ends and the running unit is cut.
 
-    Raises `NotJudged` if the target comes up with no process.
+    Raises `NotJudged` if the host cannot fork.
     """
     trial = Trial()
     runner = target.checker(Options(tuple(laws), depth, seed), Silence())
@@ -82,7 +82,7 @@ def try_on(
             effort = replace(runner.effort(unit), reduce=False, until=tuple(until))
             yield runner.start(unit, effort)
 
-    for one, told in work_off(starts(), 1, lambda _: stop()):
-        if told is None:
+    for one, message in work_off(starts(), 1, lambda _: stop()):
+        if message is None:
             trial.add(one.unit)
     return trial

@@ -215,7 +215,7 @@ def _drive(
     report: Report,
     enough: Callable[[dict[str, Any]], bool],
 ) -> dict[str, dict[str, Example]]:
-    """Make a driven example from each setup; judge each by every law. Returns those that fail, by law and facet."""
+    """Make a driven example from each setup and judge it by every law; the failing ones by law and facet."""
     broken: dict[str, dict[str, Example]] = {law.id: {} for law in laws}
     findings = report.findings
     started = time.monotonic()

@@ -44,7 +44,7 @@ def test_all_faults_are_there_and_areas_choose() -> None:
     }
     assert {fault.area for fault in faults(["s*"])} == {"spec", "sharing", "shadow"}
     assert {LAWS[law].area for law in faults(["pool"])[0].judges} == {"pool"}
-    with pytest.raises(fault_matrix.NoSuchArea, match="no area matches 'pol'; there are: registry, spec"):
+    with pytest.raises(fault_matrix.NoSuchArea, match="no area matches 'pol'; the areas are: registry, spec"):
         faults(["pool", "pol"])
 
 
@@ -105,7 +105,7 @@ def test_the_command_line(kvref: Kvref, tmp_path: Path) -> None:
 def test_a_fault_that_is_missed_is_no_success(kvref: Kvref, monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = {"kvref_conformance.targets.reference.target:ReferenceTarget": "connector.failed-load"}
     monkeypatch.setattr(fault_matrix, "FAULTS", harmless)
-    monkeypatch.setattr(fault_matrix, "_PREFIX", "")
+    monkeypatch.setattr(fault_matrix, "PREFIX", "")
     ran = kvref("faults", "--area", "connector")
     assert ran.code == 1
     assert "MISSED by connector.failed-load" in ran.out

@@ -168,10 +168,10 @@ def test_blocks_of_the_kernel(layout: str, strides: tuple[int, ...], runs: list[
 @pytest.mark.parametrize(
     ("specs", "layout", "how", "message"),
     [
-        ([full()], "LBNHC", {"kernel_block_sizes": [3]}, "layer 'layer.0' .*4 tokens, .* kernel block size, 3"),
-        ([full()], "LBNHC", {"kernel_block_sizes": [0]}, "layer 'layer.0' .*4 tokens, .* kernel block size, 0"),
+        ([full()], "LBNHC", {"kernel_block_sizes": [3]}, "layer 'layer.0' .*4 tokens, .* size, 3"),
+        ([full()], "LBNHC", {"kernel_block_sizes": [0]}, "layer 'layer.0' .*4 tokens, .* size, 0"),
         ([full()], "LBNHC", {"kernel_block_sizes": [True]}, "kernel block size, True"),
-        ([full(), states()], "LBNHC", {"kernel_block_sizes": [4, 3]}, "layer 'layer.1' .*kernel block size, 3"),
+        ([full(), states()], "LBNHC", {"kernel_block_sizes": [4, 3]}, "layer 'layer.1' .*block size, 3"),
         ([full()], "LBNHC", {"kernel_block_sizes": [2, 2]}, "2 kernel block sizes for 1 groups"),
         ([full(), full()], "BLNHC", {"kernel_block_sizes": [2]}, "layer 'layer.0'.*other layers between"),
         ([full(page_size_padded=128)], "LBNHC", {"kernel_block_sizes": [2]}, "padding between them"),
@@ -220,7 +220,9 @@ def test_states_that_would_not_be_aligned() -> None:
 @pytest.mark.parametrize(("layout", "order"), [("LKBNHC", "LKBNHC"), (None, "LBNHC")])
 def test_a_layout_is_no_string(layout: Any, order: str) -> None:
     for place in (place_kv_caches, lambda *given: allocate_kv_cache(given[0], "cpu", given[1])):
-        with pytest.raises(InvalidConfigError, match=rf"not {layout!r}: for example KVCacheLayout\('{order}'\)"):
+        with pytest.raises(
+            InvalidConfigError, match=rf"not {layout!r}: for example KVCacheLayout\('{order}'\)"
+        ):
             place(config_of(full()), layout)
     assert place_kv_caches(config_of(full()), KVCacheLayout(order)).layers.keys() == {"layer.0"}
 
@@ -232,7 +234,9 @@ def test_orders_that_are_none(order: str) -> None:
 
 
 def test_axes_that_are_none() -> None:
-    with pytest.raises(InvalidConfigError, match=r"axes must have each of K, B, H, N, C exactly once, not 'BNHC'"):
+    with pytest.raises(
+        InvalidConfigError, match=r"axes must have each of K, B, H, N, C exactly once, not 'BNHC'"
+    ):
         KVCacheLayout("LKBNHC", "BNHC")
     assert DEFAULT_LAYOUT.is_layer_outermost
     assert not KVCacheLayout("BLNHC").is_layer_outermost

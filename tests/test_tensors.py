@@ -115,9 +115,7 @@ def test_no_layers_no_memory() -> None:
 
 def test_too_little_memory() -> None:
     config = get_kv_cache_config_from_groups(get_kv_cache_groups({"small": full(), "large": full()}), 1 << 40)
-    with pytest.raises(
-        OutOfCacheMemoryError, match=r"layer 'small' on cpu: it needs \d+ bytes, and \d+ are"
-    ):
+    with pytest.raises(OutOfCacheMemoryError, match=r"layer 'small' on cpu: it needs \d+ bytes, and \d+ are"):
         allocate_kv_cache(config, "cpu")
 
 
@@ -129,7 +127,9 @@ def test_all_tensors_together_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> No
     assert allocate_kv_cache(config, "cpu").num_bytes == 2 * size
     monkeypatch.setattr("kvref.tensors._free_bytes", lambda device: 2 * size - 1)
     monkeypatch.setattr(torch, "zeros", None)
-    with pytest.raises(OutOfCacheMemoryError, match=f"'second' on cpu: it needs {size} .* {size - 1} are free after"):
+    with pytest.raises(
+        OutOfCacheMemoryError, match=f"'second' on cpu: it needs {size} .* {size - 1} are free after"
+    ):
         allocate_kv_cache(config, "cpu")
     with pytest.raises(OutOfCacheMemoryError, match="layer 'first', 'second' on cpu"):
         allocate_kv_cache(config, "cpu", contiguous=True)

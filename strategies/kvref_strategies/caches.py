@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from kvref.target import CacheGroup, SpecClassInfo
-from kvref_strategies.engine import ASKS, CHOICES, STRAIGHT, Engine, Setup
+from kvref_strategies.engine import CHOICES, NEEDED, STRAIGHT, Engine, Setup
 from kvref_strategies.specs import class_info, declares, judged, minimal, missing_menu
 from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
@@ -47,7 +47,7 @@ def kind_of(info: SpecClassInfo) -> str | None:
     return nearest if nearest in KINDS else None
 
 
-def _reason(info: SpecClassInfo) -> str | None:
+def _why_no_cache(info: SpecClassInfo) -> str | None:
     if kind_of(info) is None:
         return UNKNOWN_KIND
     return missing_menu(info)
@@ -55,14 +55,14 @@ def _reason(info: SpecClassInfo) -> str | None:
 
 def cache_subjects(description: Description) -> Subjects:
     """The classes that are judged, each with the reason why there is no cache for its layers."""
-    return {info["name"]: _reason(info) for info in judged(description)}
+    return {info["name"]: _why_no_cache(info) for info in judged(description)}
 
 
 OWN_TABLES = "own"
 """The kind of classes in whose tables a place does not stand for a block of tokens."""
 
 
-def _told(info: SpecClassInfo, field: str) -> list[int]:
+def _values(info: SpecClassInfo, field: str) -> list[int]:
     """The values that the target tells for a field of the class."""
     return next((list(each.get("values", ())) for each in info["fields"] if each["name"] == field), [])
 
@@ -96,7 +96,7 @@ def setups(
     enable_caching = "CrossAttentionSpec" not in kinds and draw(st.sampled_from([True, True, True, False]))
     chunked, recurrent = "ChunkedLocalAttentionSpec" in kinds, "MambaSpec" in kinds
     # Chunks, and states that are kept now and then, need blocks of one length in all groups.
-    known = _told(info, "block_size") or BLOCK_SIZES
+    known = _values(info, "block_size") or BLOCK_SIZES
     sizes, scale = st.sampled_from(known[:2]), -(-min(known[:2]) // BLOCK_SIZES[0])
     size = draw(sizes)
     one_size = chunked or recurrent or len(infos) == 1
@@ -132,7 +132,7 @@ def setups(
                 eagle,
                 each["name"] in description["capabilities"].get("own_tables", ()),
                 block_size=state_size,
-                sliding_window=draw(st.sampled_from(_told(each, "sliding_window") or windows)),
+                sliding_window=draw(st.sampled_from(_values(each, "sliding_window") or windows)),
                 attention_chunk_size=block_size * draw(st.sampled_from([2, 1, 3])),
                 sink_len=2 * block_size,
                 mamba_cache_mode=mode,
@@ -176,24 +176,24 @@ def setups(
     )
 
 
-def memory_of(stage: Stage, setup: Setup, group: CacheGroup) -> int | None:
+def max_blocks(stage: Stage, setup: Setup, group: CacheGroup) -> int | None:
     """The most blocks that a request holds of the group, by what its spec says; None if it does not say."""
     built = stage.perform("specs.build", spec=group["spec"])
-    told = stage.perform(
+    memory = stage.perform(
         "specs.max_memory",
         spec=group["spec"],
         max_model_len=setup.max_model_len,
         max_in_flight_tokens=setup.arguments["max_in_flight_tokens"],
         max_encoder_tokens=setup.max_encoder_tokens,
     )
-    if "value" not in built or "value" not in told:
+    if "value" not in built or "value" not in memory:
         return None
-    return -(-int(told["value"]) // int(built["value"]["page_size_bytes"]))
+    return -(-int(memory["value"]) // int(built["value"]["page_size_bytes"]))
 
 
-def tell_specs(stage: Stage, setup: Setup) -> None:
+def build_specs(stage: Stage, setup: Setup) -> None:
     """What an engine has seen of all specs before it makes a cache: that there are such, and of what size."""
-    memory_of(stage, setup, setup.groups[0])
+    max_blocks(stage, setup, setup.groups[0])
     for group in setup.groups[1:]:
         stage.perform("specs.build", spec=group["spec"])
 
@@ -204,7 +204,7 @@ class CacheMachine(Machine):
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
         setup = setups(data.draw, self.description, self.subject)
-        tell_specs(self.stage, setup)
+        build_specs(self.stage, setup)
         self.engine = Engine(self.stage, setup, self.description["parts"])
 
     @rule(choice=st.integers(0, CHOICES - 1))
@@ -215,7 +215,7 @@ class CacheMachine(Machine):
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
     """The same, told beforehand how it goes on."""
     made = Setup(**setup)
-    tell_specs(stage, made)
+    build_specs(stage, made)
     engine = Engine(stage, made, description["parts"])
     for choice in choices:
         engine.go_on(choice)
@@ -264,7 +264,7 @@ def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> N
     """As little memory as an engine starts with, and one request that becomes as long as it may."""
     setup = setups(draw, description, subject)
     setup = replace(setup, use_eagle=False, loads=False)
-    blocks = [memory_of(stage, setup, group) for group in setup.groups]
+    blocks = [max_blocks(stage, setup, group) for group in setup.groups]
     if None in blocks:
         return
     trial = stage.perform("cache.create", **setup.arguments)
@@ -294,7 +294,7 @@ def drafted(draw: Draw, stage: Stage, description: Description, subject: str) ->
             engine.go_on(choice)
 
 
-_PARTS = ("specs", "specs.max_memory", "cache", *(f"cache.{name}" for name in (*ASKS, "reset", "state")))
+_PARTS = ("specs", "specs.max_memory", "cache", *(f"cache.{name}" for name in (*NEEDED, "reset", "state")))
 _UNOBSERVED = "no cache for such layers could be made, or it offered nothing to judge"
 
 WORKLOADS = [

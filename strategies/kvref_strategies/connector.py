@@ -63,7 +63,7 @@ class Engine:
     tables: list[Table] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
     """Those that are under way."""
-    there: set[int] = field(default_factory=set)
+    stored: set[int] = field(default_factory=set)
     """Places of the host with content that can be loaded."""
     number: int = 0
     seed: int = 0
@@ -74,16 +74,16 @@ class Engine:
         self.ask("create", num_blocks=self.num_blocks, host_blocks=self.host_blocks, device=self.device)
         self.kinds: list[tuple[Callable[[], list[Any]], Callable[[Any, int], None]]] = [
             (self.room, self.take),
-            (self.the_next_step, self.step),
+            (self.step_to_begin, self.step),
             (self.tables_to_store, self.store),
             (self.tables_to_free, self.free),
             (self.room, self.take),
-            (self.places_to_load, self.load),
-            (self.the_next_step, self.step),
+            (self.host_blocks_to_load, self.load),
+            (self.step_to_begin, self.step),
             (self.tables_to_store, self.store),
-            (self.the_jobs, self.finished),
-            (self.places_to_load, self.load),
-            (self.all_there_is, self.settle),
+            (self.jobs_in_flight, self.finished),
+            (self.host_blocks_to_load, self.load),
+            (self.anything_open, self.settle),
         ]
 
     def go_on(self, choice: int) -> None:
@@ -113,33 +113,33 @@ class Engine:
         held.update(block for job in self.jobs.values() for block in job.blocks)
         return self.num_blocks - 1 - len(held)
 
-    def the_next_step(self) -> list[None]:
+    def step_to_begin(self) -> list[None]:
         new = any(not table.written and not table.loading for table in self.tables)
         return [None] if new or self.jobs else []
 
-    def all_there_is(self) -> list[None]:
+    def anything_open(self) -> list[None]:
         return [None] if self.tables or self.jobs else []
 
     def room(self) -> list[int]:
         return [self.free_count] if self.free_count > 0 else []
 
     def tables_to_store(self) -> list[Table]:
-        return [table for table in self.tables if table.written] if self.places_to_fill() else []
+        return [table for table in self.tables if table.written] if self.host_blocks_to_fill() else []
 
     def tables_to_free(self) -> list[Table]:
         return [table for table in self.tables if not table.loading]
 
-    def the_jobs(self) -> list[None]:
+    def jobs_in_flight(self) -> list[None]:
         return [None] if self.jobs else []
 
-    def places_to_load(self) -> list[int]:
-        return sorted(self.there) if self.free_count > 0 else []
+    def host_blocks_to_load(self) -> list[int]:
+        return sorted(self.stored) if self.free_count > 0 else []
 
-    def places_to_fill(self) -> list[int]:
+    def host_blocks_to_fill(self) -> list[int]:
         """Places of the host that no job reads or fills, the empty ones first."""
         busy = {place for job in self.jobs.values() for place in job.places}
         places = [place for place in range(self.host_blocks) if place not in busy]
-        return sorted(places, key=lambda place: place in self.there)
+        return sorted(places, key=lambda place: place in self.stored)
 
     # What is done with one of them.
 
@@ -168,15 +168,15 @@ class Engine:
 
     def store(self, table: Table, how: int) -> None:
         """Have some blocks of a request kept on the host, the last one among them."""
-        places = self.places_to_fill()
+        places = self.host_blocks_to_fill()
         blocks = table.blocks[-1 - how % len(places) :]
         places = places[: len(blocks)]
-        self.there.difference_update(places)
+        self.stored.difference_update(places)
         self.submit("store", Job(blocks, places))
 
     def load(self, first: int, how: int) -> None:
         """A new request, whose blocks are loaded from the host."""
-        places = [place for place in sorted(self.there) if place >= first]
+        places = [place for place in sorted(self.stored) if place >= first]
         for table in self.new_tables(1 + how % min(self.free_count, len(places))):
             table.loading = True
             self.tables.append(table)
@@ -200,7 +200,7 @@ class Engine:
             if job is None:
                 continue
             if job.table is None:
-                self.there.update(job.places)
+                self.stored.update(job.places)
                 continue
             job.table.loading, job.table.written = False, True
             for block in job.table.blocks:

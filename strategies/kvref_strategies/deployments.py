@@ -118,11 +118,11 @@ def capacity(draw: Draw, stage: Stage, description: Description, subject: str) -
         return
     memory = model.memory(draw)
     for backwards in (False, True):
-        told = stage.perform(
+        answer = stage.perform(
             "planner.capacity", layers=model.layers, memory=memory, backwards=backwards, **LIMITS
         )
-    if "value" in told:
-        plan = told["value"]
+    if "value" in answer:
+        plan = answer["value"]
         memory = -(-memory // plan["num_blocks"]) * (sum(plan["blocks_per_request"]) + 1)
     stage.perform("planner.config", layers=model.layers, memory=memory, **LIMITS)
 

@@ -48,8 +48,8 @@ def _without_classes(description: Description) -> Subjects:
 
 def signatures(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """What a class overrides, and how the implementation calls methods of one of these names."""
-    told = stage.perform("drift.overrides", name=subject)
-    names = [override["name"] for override in told.get("value", ()) if override["parameters"] is not None]
+    answer = stage.perform("drift.overrides", name=subject)
+    names = [override["name"] for override in answer.get("value", ()) if override["parameters"] is not None]
     if names:
         stage.perform("drift.calls", names=[draw(st.sampled_from(names))])
 
@@ -80,8 +80,8 @@ def reach(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def _methods(stage: Stage, name: str) -> list[str]:
-    told = stage.perform("drift.overrides", name=name)
-    return [override["name"] for override in told.get("value", ()) if override["core_kind"] != "attribute"]
+    answer = stage.perform("drift.overrides", name=name)
+    return [override["name"] for override in answer.get("value", ()) if override["core_kind"] != "attribute"]
 
 
 def _plugin(description: Description) -> Subjects:

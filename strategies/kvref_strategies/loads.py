@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvref_strategies.caches import cache_subjects, setups
-from kvref_strategies.engine import ASKS, CHOICES, Digits, Engine, Setup
+from kvref_strategies.engine import CHOICES, NEEDED, Digits, Engine, Setup
 from kvref_strategies.workload import Description, Draw, Driven, Stage, Workload
 
 LOADING = ("loaded", "fail", "admit", "close", "output", "run", "arrive", "abort")
@@ -83,7 +83,7 @@ def drive(stage: Stage, description: Description, setup: dict[str, Any], choices
 WORKLOADS = [
     Workload(
         "cache.loads",
-        ("cache", *(f"cache.{name}" for name in (*ASKS, "evict", "state"))),
+        ("cache", *(f"cache.{name}" for name in (*NEEDED, "evict", "state"))),
         cache_subjects,
         loads,
         weight=0.4,

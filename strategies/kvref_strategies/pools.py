@@ -56,7 +56,7 @@ class Engine:
 
     def __init__(self, draw: Draw, stage: Stage, description: Description) -> None:
         self.stage = stage
-        self.offered = description["parts"]
+        self.operations = description["parts"]
         declared = description["capabilities"]
         self.numbers: list[str] = declared.get("block_numbers", [])
         self.tables: list[Table] = []
@@ -96,7 +96,7 @@ class Engine:
         self.kinds = [
             kind
             for kind in kinds
-            if f"pool.{kind[0]}" in self.offered and (self.enable_caching or kind[0] not in with_caching)
+            if f"pool.{kind[0]}" in self.operations and (self.enable_caching or kind[0] not in with_caching)
         ]
 
     def go_on(self, choice: int) -> None:
@@ -107,7 +107,7 @@ class Engine:
 
     def do(self, operation: str, **arguments: Any) -> Outcome:
         outcome = self.ask(operation, **arguments)
-        if "pool.state" in self.offered:
+        if "pool.state" in self.operations:
             self.stage.perform("pool.state")
         return outcome
 

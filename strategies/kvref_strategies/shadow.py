@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from kvref_strategies.caches import cache_subjects, kind_of, setups
-from kvref_strategies.engine import ASKS, CHOICES, Engine, Setup
+from kvref_strategies.engine import CHOICES, NEEDED, Engine, Setup
 from kvref_strategies.specs import judged
 from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
@@ -64,7 +64,7 @@ class ShadowMachine(Machine):
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
         setup = shadow_setups(data.draw, self.description, self.subject)
-        self.engine = Engine(self.stage, setup, self.description["parts"], as_told=True)
+        self.engine = Engine(self.stage, setup, self.description["parts"], tables_only=True)
 
     @rule(choice=st.integers(0, CHOICES - 1))
     def go_on(self, choice: int) -> None:
@@ -73,7 +73,7 @@ class ShadowMachine(Machine):
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
     """The same, told beforehand how it goes on."""
-    engine = Engine(stage, Setup(**setup), description["parts"], as_told=True)
+    engine = Engine(stage, Setup(**setup), description["parts"], tables_only=True)
     for choice in choices:
         engine.go_on(choice)
 
@@ -85,7 +85,7 @@ def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
 WORKLOADS = [
     Workload(
         "shadow.machine",
-        ("cache", *(f"cache.{name}" for name in (*ASKS, "block_ids", "evict", "reset"))),
+        ("cache", *(f"cache.{name}" for name in (*NEEDED, "block_ids", "evict", "reset"))),
         shadow_subjects,
         ShadowMachine,
         weight=0.5,

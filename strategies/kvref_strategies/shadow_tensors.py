@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvref.target import CacheGroup, SpecDescriptor
 from kvref_strategies.caches import kind_of
-from kvref_strategies.engine import ASKS, CHOICES, Engine, Pick, Request, Setup, Step
+from kvref_strategies.engine import CHOICES, NEEDED, Engine, Pick, Request, Setup, Step
 from kvref_strategies.specs import class_info, declares
 from kvref_strategies.tensors import draw_arguments, draw_layers, tensor_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
@@ -32,9 +32,9 @@ class TensorEngine(Engine):
     """
 
     def __init__(
-        self, stage: Stage, setup: Setup, offered: list[str], layers: list[dict[str, list[str]]]
+        self, stage: Stage, setup: Setup, operations: list[str], layers: list[dict[str, list[str]]]
     ) -> None:
-        super().__init__(stage, setup, offered, as_told=True)
+        super().__init__(stage, setup, operations, tables_only=True)
         self.layers = layers
         names = [name for group in layers for name in group]
         self._layer_number = {name: place for place, name in enumerate(names)}
@@ -77,13 +77,13 @@ class TensorEngine(Engine):
         self._excused.discard(name)
         self._awaited.discard(name)
 
-    def _tell_table(self, request: Request) -> None:
-        super()._tell_table(request)
+    def _ask_table(self, request: Request) -> None:
+        super()._ask_table(request)
         if request.loading and self.possible:
             self._load(request)
 
-    def _spoilt(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
-        request, ends = super()._spoilt(step, pick)
+    def _bad_load(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
+        request, ends = super()._bad_load(step, pick)
         if request is not None:
             self._excused.add(request.name)
         return request, ends
@@ -353,7 +353,7 @@ WORKLOADS = [
         (
             "specs",
             "cache",
-            *(f"cache.{name}" for name in (*ASKS, "block_ids", "evict", "reset")),
+            *(f"cache.{name}" for name in (*NEEDED, "block_ids", "evict", "reset")),
             "tensors",
             *(f"tensors.{name}" for name in _MEMORY),
         ),

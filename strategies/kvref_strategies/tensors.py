@@ -21,8 +21,8 @@ MAX_SHARING = 2
 def block_sizes(description: Description, name: str) -> list[int]:
     """The block sizes to draw for a class, in tokens."""
     fields = class_info(description, name)["fields"]
-    told = next((each.get("values") for each in fields if each["name"] == "block_size"), None)
-    return list(told)[:2] if told else BLOCK_SIZES
+    values = next((each.get("values") for each in fields if each["name"] == "block_size"), None)
+    return list(values)[:2] if values else BLOCK_SIZES
 
 
 def _fields(draw: Draw, description: Description, name: str = "FullAttentionSpec") -> dict[str, Any]:

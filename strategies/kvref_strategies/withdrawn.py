@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from kvref.target import CacheGroup
 from kvref_strategies.caches import cache_subjects, setups, without_drafts
-from kvref_strategies.engine import ASKS, Engine
+from kvref_strategies.engine import NEEDED, Engine
 from kvref_strategies.workload import Description, Draw, Stage, Workload
 
 
-class Given:
+class Scripted:
     """Decides as it is told, and for the first possibility when it is told no more."""
 
     def __init__(self, decisions: Iterable[int] = ()) -> None:
@@ -23,8 +23,8 @@ class Given:
         return min(next(self._decisions, 0), count - 1)
 
 
-def chunk(tokens: int) -> Given:
-    return Given([1, tokens - 1])
+def chunk(tokens: int) -> Scripted:
+    return Scripted([1, tokens - 1])
 
 
 def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -64,13 +64,13 @@ def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) 
         if engine.possible:
             engine.admit(request, chunk(tokens))
     _hand_over(engine)
-    for request, pick in ((one, chunk(more)), (other, Given())):
+    for request, pick in ((one, chunk(more)), (other, Scripted())):
         if engine.possible and request in engine.to_run():
             engine.run(request, pick)
     _hand_over(engine)
     if engine.possible and one in engine.waiting and other in engine.running:
-        engine.abort(other, Given())
-        engine.admit(one, Given())
+        engine.abort(other, Scripted())
+        engine.admit(one, Scripted())
 
 
 def _held(group: CacheGroup, tokens: int) -> int:
@@ -83,15 +83,15 @@ def _held(group: CacheGroup, tokens: int) -> int:
 
 def _hand_over(engine: Engine) -> None:
     for step in engine.open_steps():
-        engine.close(step, Given())
-    for step in engine.steps_under_way():
-        engine.output(step, Given())
+        engine.close(step, Scripted())
+    for step in engine.oldest_in_flight():
+        engine.output(step, Scripted())
 
 
 WORKLOADS = [
     Workload(
         "cache.withdrawn",
-        ("specs", "cache", *(f"cache.{name}" for name in ASKS)),
+        ("specs", "cache", *(f"cache.{name}" for name in NEEDED)),
         cache_subjects,
         withdrawn,
         weight=0.3,

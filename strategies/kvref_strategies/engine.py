@@ -550,7 +550,7 @@ class Engine:
         if kind == 5:
             return None
         external = left if kind == 4 else pick(left // unit + 1) * unit
-        # A hit that ends within a block is only cut if more is loaded than the rest of it.
+        # A load that ends within the hit adds nothing.
         if kind < 2 or external <= found % unit:
             return 0, False
         # A step has to compute at least one token, so a load of all tokens goes beside the steps.

@@ -1,9 +1,9 @@
-"""What the prefix cache tells others: events from which they can follow what it is able to serve.
+"""KV cache events: with them a subscriber knows which block hashes the prefix cache can serve.
 
-Their meaning, in the order in which they are taken: after `BlockStored` a look-up of each of its hashes in
-its group finds a block, after `BlockRemoved` none does, and after `AllBlocksCleared` nothing is found in any
-group. So a hash is stored once, however many blocks hold its content, and removed with the last of them.
-(vLLM announces each duplicate, too, and each removal of one: who follows without counting loses hashes.)
+Apply them in order. After `BlockStored` a look-up of each of its hashes in its group finds a block. After
+`BlockRemoved` it finds none. After `AllBlocksCleared` no look-up in any group finds anything. So a hash is
+stored once, however many blocks have it, and removed with the last of them. (vLLM also reports each duplicate
+and each removal of one: a subscriber that does not count them drops hashes too early.)
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent"]
 
 @dataclass(frozen=True)
 class BlockStored:
-    """Consecutive blocks of one sequence can be served from now on."""
+    """Consecutive blocks of one request are cached from now on."""
 
     block_hashes: tuple[bytes, ...]
-    """Hash of each block, in the order of the sequence."""
+    """The hash of each block, in the order of the request."""
     parent_block_hash: bytes | None
-    """Hash of the sequence up to the first of these blocks; None at its beginning."""
+    """The hash of the block before the first of these; None at the beginning of the request."""
     token_ids: tuple[int, ...]
-    """Tokens of these blocks and of no others: `block_size` for each hash."""
+    """The tokens of exactly these blocks: `block_size` for each hash."""
     block_size: int
     """Tokens in a block of the group."""
     group_idx: int
     kind: str
-    """What the group's layers are: the name of the class of its spec."""
+    """The name of the group's spec class."""
 
 
 @dataclass(frozen=True)
 class BlockRemoved:
-    """These hashes can no longer be served."""
+    """These hashes are no longer cached."""
 
     block_hashes: tuple[bytes, ...]
     group_idx: int
@@ -40,7 +40,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True)
 class AllBlocksCleared:
-    """Nothing can be served."""
+    """No hash is cached in any group."""
 
 
 KVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared

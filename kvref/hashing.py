@@ -1,12 +1,12 @@
-"""Chain hashes: names for the content of the KV cache up to a position.
+"""Block hashes: each hashes all of a request up to the end of a block.
 
-The hash of the first n tokens of a request tells all that their KV depends on: the tokens, the adapter, the
-salt, and what takes the place of tokens (multimodal items, embeddings), with the positions where it does.
-There is one for every `hash_block_size` tokens, and each is made from the one before. So the hash of any
-longer block is the one at its end, whatever the size of the block (`hashes_at`).
+A block hash covers everything that the KV of these tokens depends on: the tokens, the adapter, the salt, and
+the multimodal items and embeddings that replace tokens, with their positions. A request has one hash for
+every `hash_block_size` tokens, and each is made from the one before. So the hash of a larger block is the one
+at the block's end (`hashes_at`).
 
-What goes into a hash is a sequence of fields, each a tag, the length of its content, and the content:
-different content can never be the same bytes. Nothing depends on the process: same seed, same hashes.
+The input of a hash is a sequence of fields: a tag, the length of the content, and the content. So different
+content never gives the same input. Hashes depend on the seed and on nothing else of the process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HASH_FUNCTIONS: Mapping[str, HashFunction] = {
 
 
 class HashedTokens(Protocol):
-    """A request as the pool sees it: tokens, and the hashes of as many of them as fill hash blocks."""
+    """A request as the pool sees it: its tokens, and the hashes of its full hash blocks."""
 
     @property
     def all_token_ids(self) -> Sequence[int]: ...
@@ -52,34 +52,36 @@ class HashedTokens(Protocol):
 
 @dataclass(frozen=True)
 class MultiModalItem:
-    """An image or the like, whose embeddings take the place of tokens.
+    """An image or other multimodal item, whose embeddings replace tokens of the prompt.
 
     Raises:
-        InvalidRequestError: at construction, for positions that cannot be, or a mask of another length.
+        InvalidRequestError: at construction, if `offset` is below 0, `length` below 1, or `is_embed` has
+            another length.
     """
 
     identifier: str
-    """Names its content: equal identifiers mean equal embeddings."""
+    """Identifies the content: equal identifiers mean equal embeddings."""
     offset: int
-    """Position of its first placeholder."""
+    """Position of its first placeholder token."""
     length: int
-    """Number of its placeholders."""
+    """Number of its placeholder tokens."""
     is_embed: tuple[bool, ...] | None = None
-    """Which of the placeholders embeddings are put at, one after the other; None means all."""
+    """Which placeholders get an embedding, in order; None means all of them."""
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.length < 1:
             raise InvalidRequestError(
                 f"item {self.identifier!r} has offset {self.offset} and length {self.length}: "
-                "they must be at least 0 and 1"
+                "the offset must be at least 0, the length at least 1"
             )
         if self.is_embed is not None and len(self.is_embed) != self.length:
             raise InvalidRequestError(
-                f"item {self.identifier!r} has {self.length} placeholders and a mask of {len(self.is_embed)}"
+                f"item {self.identifier!r} has {self.length} placeholders, but is_embed has "
+                f"{len(self.is_embed)} values: give one for each placeholder"
             )
 
     def embeddings_at(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The (position, number of the embedding) of each embedding that lies in these positions."""
+        """The (position, number of the embedding) of each embedding at a position from start to stop - 1."""
         if self.is_embed is None:
             first, last = max(start, self.offset), min(stop, self.offset + self.length)
             return [(position, position - self.offset) for position in range(first, last)]
@@ -88,7 +90,7 @@ class MultiModalItem:
 
 
 class Content(Protocol):
-    """A request as the hasher sees it: all that its KV depends on."""
+    """A request as the hasher sees it: everything that its KV depends on."""
 
     @property
     def all_token_ids(self) -> Sequence[int]: ...
@@ -108,18 +110,18 @@ class Content(Protocol):
 
 @dataclass(frozen=True)
 class BlockHasher:
-    """Makes the chain hashes of requests.
+    """Makes the block hashes of requests.
 
     Raises:
-        InvalidRequestError: at construction, for a block below one token or an unknown hash function.
+        InvalidRequestError: at construction, if `hash_block_size` is below 1 or the hash function is unknown.
     """
 
     hash_block_size: int
     """Tokens from one hash to the next."""
     hash_function: str | HashFunction = "sha256"
-    """One of `HASH_FUNCTIONS`, or a function whose results all have one length."""
+    """A name in `HASH_FUNCTIONS`, or a function that always returns the same number of bytes."""
     seed: bytes = DEFAULT_SEED
-    """Hashes of different seeds have nothing in common."""
+    """Requests with different seeds never share a hash."""
     _function: HashFunction = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -135,13 +137,13 @@ class BlockHasher:
         object.__setattr__(self, "_function", function)
 
     def extend(self, block_hashes: list[bytes], content: Content) -> None:
-        """Append the hashes of all hash blocks that have been filled since the last call.
+        """Append the hash of each hash block that has become full since the last call.
 
         Args:
-            block_hashes: the hashes so far, of the same content.
+            block_hashes: the hashes so far of the same request.
 
         Raises:
-            InvalidRequestError: a token is negative, or above 63 bits.
+            InvalidRequestError: a token id is negative or does not fit in 63 bits.
         """
         size = self.hash_block_size
         done, full = len(block_hashes), len(content.all_token_ids) // size
@@ -149,7 +151,7 @@ class BlockHasher:
             return
         tokens = list(content.all_token_ids[done * size : full * size])
         if min(tokens) < 0:
-            raise InvalidRequestError(f"{min(tokens)} is no token id")
+            raise InvalidRequestError(f"{min(tokens)} is no token id: it must be at least 0")
         starts = range(0, len(tokens), size)
         extra: dict[int, bytes] = {}
         if content.multimodal_items or content.embeddings:
@@ -167,7 +169,7 @@ class BlockHasher:
             block_hashes.append(parent)
 
     def _root(self, content: Content) -> bytes:
-        """The hash of no tokens: what all of the request depends on."""
+        """The hash before the first token: seed, adapter and salt, on which every block depends."""
         fields = [_field(b"s", self.seed)]
         if content.adapter is not None:
             fields.append(_field(b"a", content.adapter.encode()))
@@ -177,23 +179,23 @@ class BlockHasher:
 
 
 def hashes_at(block_hashes: Sequence[bytes], hash_block_size: int, block_size: int) -> Sequence[bytes]:
-    """The hashes of the blocks of a size, as many as are full.
+    """The hashes of the full blocks of `block_size` tokens, picked from those of `hash_block_size` tokens.
 
     Raises:
-        InvalidRequestError: the size is no multiple of `hash_block_size`.
+        InvalidRequestError: `block_size` is not a multiple of `hash_block_size`.
     """
     step, rest = divmod(block_size, hash_block_size)
     if rest or not step:
         raise InvalidRequestError(
-            f"block_size {block_size} is no multiple of hash_block_size {hash_block_size}: "
-            "its blocks have no hashes"
+            f"block_size {block_size} is not a multiple of hash_block_size {hash_block_size}, so its blocks "
+            "have no hashes: choose a hash_block_size that divides it"
         )
     return block_hashes if step == 1 else block_hashes[step - 1 :: step]
 
 
 _TOKEN_BYTES = array("q").itemsize
 _REPLACED = -1
-"""Where a token's own id means nothing: no token has it."""
+"""Hashed in place of a token's id where something replaces the token. No token has this id."""
 
 
 def _field(tag: bytes, content: bytes) -> bytes:
@@ -208,11 +210,11 @@ def _tokens(token_ids: Sequence[int]) -> bytes:
     try:
         return array("q", token_ids).tobytes()
     except (OverflowError, TypeError) as error:
-        raise InvalidRequestError(f"{token_ids} are no token ids: {error}") from error
+        raise InvalidRequestError(f"{token_ids} are not all token ids: {error}") from error
 
 
 def _replaced(token_ids: list[int], start: int, content: Content) -> bytes:
-    """What takes the place of tokens in this block; their ids mean nothing there, and become `_REPLACED`."""
+    """The fields for what replaces tokens of this block. Sets the ids of these tokens to `_REPLACED`."""
     fields = []
     stop = start + len(token_ids)
     for item in content.multimodal_items:

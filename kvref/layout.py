@@ -1,13 +1,12 @@
-"""Where every byte of a KV cache lies: the addresses of (layer, block), before there is any memory.
+"""Where every byte of a KV cache is: the address of each layer's page of each block, before any allocation.
 
-A page of attention has up to four axes: K and V, heads, states, and the content of a state of a head. With
-blocks and layers that makes six, and a backend wants them in one order or another. `KVCacheLayout` is such
-an order, `place_kv_caches` works out what it means for each layer of a configuration.
+A page of an attention layer has up to four axes: K and V, heads, states, and the content of a state of one
+head. With blocks and layers that makes six, and each backend wants its own order. A `KVCacheLayout` is one
+order. `place_kv_caches` computes what it means for each layer of a configuration.
 
-Some orders take the bytes of a page apart: into halves for K and V, say, or one piece for each head. That
-goes only where all who use the memory have pages of one kind, without padding. Elsewhere the bytes of a
-page lie together after all, and the views, whose axes stay in the backend's order, have other strides (vLLM
-PR 31635).
+Some orders split a page into pieces: one half for K and one for V, or a piece for each head. That works only
+if all layers that use the memory have the same kind of page, without padding. Otherwise the bytes of a page
+stay together. The views still have their axes in the backend's order, but other strides (vLLM PR 31635).
 """
 
 from __future__ import annotations
@@ -39,22 +38,24 @@ __all__ = [
 ]
 
 Run: TypeAlias = tuple[int, int]
-"""Bytes that lie together: where they start, and how many they are."""
+"""A contiguous piece of memory: (first byte, number of bytes)."""
 
 
 @dataclass(frozen=True)
 class KVCacheLayout:
-    """An order of axes: L layers, B blocks, K for K and V, H heads, N states, C content of a state of a head.
+    """The order of the cache's axes in memory, and in the views of layers.
+
+    The axes are L layers, B blocks, K for K and V, H heads, N states, C content of a state of one head.
 
     Raises:
-        InvalidConfigError: at construction, unless each of L, B, H, N, C is there once, and K at most once.
+        InvalidConfigError: at construction, unless L, B, H, N, C each occur once and K at most once.
     """
 
     order: str
-    """The axes in memory, the outermost first: "LBNHC", or "LKBNHC" where all K comes before all V."""
+    """The axes in memory, the outermost first: "LBNHC", or "LKBNHC" with all K before all V."""
     axes: str = ""
-    """The axes of a layer's view as the backend has them; by default ("K",) "B", "H", "N", "C", as in vLLM
-    RFC 42082."""
+    """The axes of a layer's view in the backend's order; by default "KBHNC", or "BHNC" without K (vLLM RFC
+    42082)."""
 
     def __post_init__(self) -> None:
         wanted = "KBHNC" if "K" in self.order else "BHNC"
@@ -62,12 +63,12 @@ class KVCacheLayout:
         for what, axes, needed in (("order", self.order, f"L{wanted}"), ("axes", self.axes, wanted)):
             if sorted(axes) != sorted(needed):
                 raise InvalidConfigError(
-                    f"KVCacheLayout.{what} must have each of {', '.join(needed)} once, not {axes!r}"
+                    f"KVCacheLayout.{what} must have each of {', '.join(needed)} exactly once, not {axes!r}"
                 )
 
     @property
     def is_layer_outermost(self) -> bool:
-        """Whether each layer's memory lies together; if not, all layers have to be in one buffer."""
+        """Whether each layer's memory is contiguous. If not, all layers share one buffer."""
         return self.order[0] == "L"
 
 
@@ -76,11 +77,12 @@ DEFAULT_LAYOUT = KVCacheLayout("LBNHC")
 
 @dataclass(frozen=True)
 class CacheView:
-    """A tensor over a layer's memory. Strides and sizes count elements."""
+    """A tensor over a layer's memory. `shape` and `strides` count elements, `offset` counts bytes."""
 
     dtype: torch.dtype
     axes: str
-    """A letter for each axis, S for those of what is no attention. Several kernel blocks may make a block."""
+    """A letter for each axis, as in `KVCacheLayout`; S for an axis of another kind of layer. Axis B counts
+    kernel blocks, of which a block may have several."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int = 0
@@ -89,40 +91,42 @@ class CacheView:
 
 @dataclass(frozen=True)
 class PageLayout:
-    """How the pages of a layer look, wherever its memory is."""
+    """The form of a layer's pages, independent of where its memory is."""
 
     block_stride: int
-    """Bytes from a block to the next."""
+    """Bytes from one block to the next."""
     page_size_bytes: int
     content_size_bytes: int
+    """Bytes of a page without padding."""
     views: tuple[CacheView, ...]
+    """One view; a recurrent layer has one for each of its states."""
     is_recurrent: bool
-    """Whether there is a view for each state; else there is one."""
     runs: tuple[Run, ...]
-    """The pieces of the content of block 0, from the start of the layer's memory."""
+    """The contiguous pieces of block 0's content, from the start of the layer's memory."""
 
 
 class LayerPlacement(NamedTuple):
-    """The memory of one layer: from a byte of a buffer on."""
+    """Where the memory of one layer is: the number of a buffer, and the byte of it at which it starts."""
 
     buffer: int
     offset: int
     pages: PageLayout
 
     def runs_of(self, block: int) -> Iterator[Run]:
-        """The pieces of a block's content, from the start of the buffer."""
+        """The contiguous pieces of a block's content, counted from the start of the buffer."""
         start = self.offset + block * self.pages.block_stride
         return ((start + offset, size) for offset, size in self.pages.runs)
 
 
 @dataclass(frozen=True)
 class KVCachePlacement:
-    """The memory of all layers of a configuration that have any."""
+    """Where the memory of every layer of a configuration is. Sharing layers have none of their own."""
 
     config: KVCacheConfig
     buffers: tuple[int, ...]
-    """The bytes of each."""
+    """The size of each buffer in bytes."""
     layers: Mapping[str, LayerPlacement]
+    """The placement of each layer that owns a cache, by name."""
 
 
 def place_kv_caches(
@@ -132,26 +136,29 @@ def place_kv_caches(
     kernel_block_sizes: Sequence[int] | None = None,
     contiguous: bool = False,
 ) -> KVCachePlacement:
-    """Work out where the pages of all layers are.
+    """Compute where the pages of all layers are.
 
     Args:
-        kernel_block_sizes: for each group the tokens of a kernel's block, a whole number of which make up a
-            block. The blocks of a view are then those of the kernel.
-        contiguous: have one buffer for all tensors, also where the layout does not ask for it.
+        kernel_block_sizes: for each group, the tokens in a block of the attention kernel. It must divide the
+            block size. Axis B of the views then counts kernel blocks.
+        contiguous: place all tensors in one buffer, even if the layout does not need it.
 
     Raises:
-        InvalidConfigError: the layout is none, or a layer's pages cannot be laid out so. Names it.
+        InvalidConfigError: `layout` is not a `KVCacheLayout`, or it does not fit a layer, whose name the
+            error gives.
     """
     buffers = buffer_sizes(config, layout, contiguous)
     groups, slots = config.kv_cache_groups, config.kv_cache_tensors
     if kernel_block_sizes is not None and len(kernel_block_sizes) != len(groups):
-        raise InvalidConfigError(f"{len(kernel_block_sizes)} kernel block sizes for {len(groups)} groups")
+        raise InvalidConfigError(
+            f"{len(kernel_block_sizes)} kernel block sizes for {len(groups)} groups: give one for each group"
+        )
     owners: dict[str, _Owner] = {}
     kernels: Sequence[int | None] = kernel_block_sizes or [None] * len(groups)
     for group, kernel in zip(groups, kernels, strict=True):
         owners.update(_owners(group, kernel))
     regions = [[slot] for slot in slots] if layout.is_layer_outermost else [list(slots)] * bool(slots)
-    # Most regions are like the one before.
+    # A model has few kinds of regions, and many of each.
     known: dict[object, _Region] = {}
     layers: dict[str, LayerPlacement] = {}
     start = 0
@@ -164,7 +171,7 @@ def place_kv_caches(
             for name in slot.shared_by:
                 page = pages[id(owners[name])]
                 layers[name] = LayerPlacement(0 if contiguous else number, start + offset, page)
-                with _naming(name, layout):
+                with _errors_of_layer(name, layout):
                     _check_alignment(layers[name])
         if contiguous:
             start += sum(slot.size for slot in region)
@@ -172,15 +179,15 @@ def place_kv_caches(
 
 
 def buffer_sizes(config: KVCacheConfig, layout: KVCacheLayout, contiguous: bool) -> tuple[int, ...]:
-    """The bytes of each buffer: one for each tensor, or one for all.
+    """The size of each buffer in bytes: a buffer for each tensor, or one for all.
 
     Raises:
-        InvalidConfigError: the layout is none.
+        InvalidConfigError: `layout` is not a `KVCacheLayout`.
     """
     if not isinstance(layout, KVCacheLayout):
         order = layout if isinstance(layout, str) else DEFAULT_LAYOUT.order
         raise InvalidConfigError(
-            f"a layout is a KVCacheLayout, not {layout!r}: KVCacheLayout({order!r}), say"
+            f"the layout must be a KVCacheLayout, not {layout!r}: for example KVCacheLayout({order!r})"
         )
     sizes = [tensor.size for tensor in config.kv_cache_tensors]
     together = contiguous or not layout.is_layer_outermost
@@ -188,24 +195,25 @@ def buffer_sizes(config: KVCacheConfig, layout: KVCacheLayout, contiguous: bool)
 
 
 class _Owner(NamedTuple):
-    """Layers with memory that have one spec, and how many of their tokens make a block of their kernel."""
+    """What layers of a group with equal specs have in common; they own their memory."""
 
     spec: KVCacheSpec
     kernel_block_size: int | None
 
     @property
     def kernel_blocks(self) -> int:
-        """Blocks of the kernel in a block."""
+        """The number of kernel blocks in a block."""
         kernel = self.spec.block_size if self.kernel_block_size is None else self.kernel_block_size
         if type(kernel) is not int or kernel < 1 or self.spec.block_size % kernel:
             raise InvalidConfigError(
-                f"blocks of {self.spec.block_size} tokens are no whole number of kernel blocks of {kernel!r}"
+                f"the block size, {self.spec.block_size} tokens, is not a multiple of the kernel block size, "
+                f"{kernel!r}"
             )
         return self.spec.block_size // kernel
 
 
 def _owners(group: KVCacheGroupSpec, kernel_block_size: int | None) -> dict[str, _Owner]:
-    """One object for all layers that are alike, since there may be thousands."""
+    """The owner of each layer. Layers with the same spec share one object, since there may be thousands."""
     spec = group.kv_cache_spec
     if not isinstance(spec, UniformTypeKVCacheSpecs):
         return dict.fromkeys(group.owning_layers, _Owner(spec, kernel_block_size))
@@ -220,16 +228,19 @@ def _check_alignment(placed: LayerPlacement) -> None:
         if (placed.offset + view.offset) % view.dtype.itemsize:
             raise InvalidConfigError(
                 f"a state would begin at byte {view.offset} of its page, where no {view.dtype} can: list the "
-                "states with the largest values first"
+                "states with the largest dtype first"
                 if view.offset % view.dtype.itemsize
                 else f"it would begin at byte {placed.offset + view.offset}, where no {view.dtype} can: pad "
-                "its page, or those before it, to a multiple of its size"
+                f"its page, or those before it, to a multiple of {view.dtype.itemsize} bytes"
             )
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What the pages of an attention layer consist of: the size of each axis, in a block of the kernel."""
+class _AttentionPages:
+    """The axes of an attention layer's pages, with the size of each in one kernel block.
+
+    Layers for which this is equal can share memory in any order of axes.
+    """
 
     sizes: Mapping[str, int]
     itemsize: int
@@ -237,15 +248,15 @@ class _Look:
     padding: int
 
 
-def _look_of(owner: _Owner, layout: KVCacheLayout) -> _Look | None:
-    """None for a layer whose pages have other axes."""
+def _attention_pages(owner: _Owner, layout: KVCacheLayout) -> _AttentionPages | None:
+    """None for a layer that is not attention: its pages have other axes."""
     spec, kernel_blocks = owner.spec, owner.kernel_blocks
     if not isinstance(spec, AttentionSpec):
         return None
     states = Fraction(spec.num_states, kernel_blocks)
     if states.denominator != 1:
         raise InvalidConfigError(
-            f"{spec.num_states} states of a block cannot be shared out to {kernel_blocks} kernel blocks"
+            f"{spec.num_states} states of a block cannot be divided among {kernel_blocks} kernel blocks"
         )
     sizes = {"H": spec.num_kv_heads, "N": int(states)}
     content = Fraction(spec.state_content_size_bytes, spec.dtype.itemsize)
@@ -253,8 +264,8 @@ def _look_of(owner: _Owner, layout: KVCacheLayout) -> _Look | None:
         packed = spec.packed_state_bytes is not None or spec.head_size_v == 0
         if not packed and spec.head_size != spec.head_size_v:
             raise InvalidConfigError(
-                f"K has {spec.head_size} values and V {spec.head_size_v}, so that they cannot be two places "
-                "of one axis"
+                f"K has head size {spec.head_size} and V {spec.head_size_v}, so they cannot be the two "
+                "halves of axis K: choose a layout without K"
             )
         sizes["K"] = 1 if packed else 2
         content /= sizes["K"]
@@ -263,7 +274,7 @@ def _look_of(owner: _Owner, layout: KVCacheLayout) -> _Look | None:
             f"a state of {spec.state_content_size_bytes} bytes is no whole number of {spec.dtype}"
         )
     padding = spec.page_size_bytes - spec.unpadded_page_size_bytes
-    return _Look({**sizes, "C": int(content)}, spec.dtype.itemsize, kernel_blocks, padding)
+    return _AttentionPages({**sizes, "C": int(content)}, spec.dtype.itemsize, kernel_blocks, padding)
 
 
 _Region: TypeAlias = tuple[Sequence[int], Mapping[int, PageLayout]]
@@ -273,24 +284,24 @@ _Region: TypeAlias = tuple[Sequence[int], Mapping[int, PageLayout]]
 def _lay_out(
     region: Sequence[KVCacheTensor], owners: Mapping[str, _Owner], num_blocks: int, layout: KVCacheLayout
 ) -> _Region:
-    """Lay out what lies together: the blocks of one tensor, or of all."""
+    """Lay out the blocks of one region: of one tensor, or of all tensors that share a buffer."""
     named: dict[int, str] = {}
     for name in [name for slot in region for name in slot.shared_by]:
         named.setdefault(id(owners[name]), name)
-    looks: dict[int, _Look | None] = {}
+    attention: dict[int, _AttentionPages | None] = {}
     for owner, name in named.items():
-        with _naming(name, layout):
-            look = looks[owner] = _look_of(owners[name], layout)
-            if look and look.kernel_blocks > 1 and (len(region) > 1 or look.padding):
+        with _errors_of_layer(name, layout):
+            own = attention[owner] = _attention_pages(owners[name], layout)
+            if own and own.kernel_blocks > 1 and (len(region) > 1 or own.padding):
                 raise InvalidConfigError(
-                    f"blocks with {'padding' if look.padding else 'other layers'} between them cannot be "
-                    f"{look.kernel_blocks} blocks of the kernel each: choose blocks of "
+                    f"blocks with {'padding' if own.padding else 'other layers'} between them cannot be "
+                    f"{own.kernel_blocks} kernel blocks each: choose blocks of "
                     f"{owners[name].kernel_block_size} tokens, or a layout that begins with L and no padding"
                 )
-    first, *others = looks.values()
+    first, *others = attention.values()
     dense: Mapping[str, int] | None = None
     page_sizes = [slot.size // num_blocks for slot in region]
-    if first is not None and not first.padding and all(look == first for look in others):
+    if first is not None and not first.padding and all(other == first for other in others):
         sizes = {**first.sizes, "L": len(region), "B": num_blocks * first.kernel_blocks}
         dense = _strides(layout.order, sizes)
         block_stride = dense["B"] * first.kernel_blocks * first.itemsize
@@ -300,13 +311,15 @@ def _lay_out(
         offsets = [0, *accumulate(page_sizes)][:-1]
     pages = {}
     for owner, name in named.items():
-        with _naming(name, layout):
-            pages[owner] = _pages(owners[name].spec, looks[owner], layout, num_blocks, block_stride, dense)
+        with _errors_of_layer(name, layout):
+            spec, own = owners[name].spec, attention[owner]
+            pages[owner] = _pages(spec, own, layout, num_blocks, block_stride, dense)
     return offsets, pages
 
 
 @contextmanager
-def _naming(name: str, layout: KVCacheLayout) -> Iterator[None]:
+def _errors_of_layer(name: str, layout: KVCacheLayout) -> Iterator[None]:
+    """Put the layer's name and the layout in front of the message of an error."""
     try:
         yield
     except InvalidConfigError as error:
@@ -314,7 +327,7 @@ def _naming(name: str, layout: KVCacheLayout) -> Iterator[None]:
 
 
 def _strides(order: str, sizes: Mapping[str, int]) -> dict[str, int]:
-    """How far apart two neighbours on each axis are where nothing lies between them."""
+    """The stride of each axis, in elements, of an array that has no gaps."""
     strides, stride = {}, 1
     for axis in reversed(order):
         strides[axis] = stride
@@ -324,21 +337,21 @@ def _strides(order: str, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _pages(
     spec: KVCacheSpec,
-    look: _Look | None,
+    attention: _AttentionPages | None,
     layout: KVCacheLayout,
     num_blocks: int,
     block_stride: int,
     dense: Mapping[str, int] | None,
 ) -> PageLayout:
     is_recurrent = isinstance(spec, MambaSpec)
-    if isinstance(spec, AttentionSpec) and look is not None:
+    if isinstance(spec, AttentionSpec) and attention is not None:
         size = spec.dtype.itemsize
         if dense is None:
             within = "".join(axis for axis in layout.order if axis not in "LB")
-            dense = _strides(within, look.sizes) | {
-                "B": _in_elements(block_stride, spec.dtype) // look.kernel_blocks
+            dense = _strides(within, attention.sizes) | {
+                "B": _in_elements(block_stride, spec.dtype) // attention.kernel_blocks
             }
-        sizes = {**look.sizes, "B": num_blocks * look.kernel_blocks}
+        sizes = {**attention.sizes, "B": num_blocks * attention.kernel_blocks}
         views = [
             CacheView(
                 spec.dtype,
@@ -347,8 +360,8 @@ def _pages(
                 tuple(dense[axis] for axis in layout.axes),
             )
         ]
-        extents = [(dense[axis] * size, look.sizes[axis]) for axis in look.sizes]
-        runs = _runs([*extents, (dense["B"] * size, look.kernel_blocks)], size)
+        extents = [(dense[axis] * size, attention.sizes[axis]) for axis in attention.sizes]
+        runs = _runs([*extents, (dense["B"] * size, attention.kernel_blocks)], size)
     else:
         content = spec.unpadded_page_size_bytes
         parts: Sequence[tuple[tuple[int, ...], torch.dtype]] = [((content,), torch.int8)]
@@ -372,12 +385,12 @@ def _pages(
 
 def _in_elements(size: int, dtype: torch.dtype) -> int:
     if size % dtype.itemsize:
-        raise InvalidConfigError(f"{size} bytes from block to block are no whole number of {dtype}")
+        raise InvalidConfigError(f"{size} bytes from one block to the next are no whole number of {dtype}")
     return size // dtype.itemsize
 
 
 def _runs(extents: Sequence[tuple[int, int]], itemsize: int) -> list[Run]:
-    """The bytes of an array with these strides and sizes, in as few pieces as there are."""
+    """The contiguous pieces of an array with these (stride, size) pairs, as few as possible."""
     together, starts = itemsize, [0]
     for stride, size in sorted(extents):
         if size == 1:

@@ -1,4 +1,4 @@
-"""A request, as far as the KV cache is concerned."""
+"""A request as the KV cache sees it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ __all__ = ["Request"]
 
 
 class Request:
-    """What a request consists of, and how far it is. Whoever schedules it sets the counts of tokens.
+    """The content of a request, and how much of it is computed. The scheduler sets the counts of tokens.
 
     Args:
-        prompt_token_ids: at least one.
-        block_hasher: makes its hashes; without one it takes no part in prefix caching.
-        adapter: name of what changes the model's weights for it.
-        cache_salt: shares cached content only with requests of the same salt.
-        multimodal_items: what stands in the prompt besides tokens.
-        embeddings: bytes of the embedding at each position that has one in place of a token.
+        prompt_token_ids: at least one token.
+        block_hasher: makes the block hashes. Without it the request takes no part in prefix caching.
+        adapter: name of the adapter (LoRA) that the request runs with.
+        cache_salt: the request shares cached blocks only with requests of the same salt.
+        multimodal_items: images and other items whose embeddings replace tokens of the prompt.
+        embeddings: the bytes of each embedding that replaces a token of the prompt, by position.
 
     Raises:
-        InvalidRequestError: at construction, for no tokens, negative ones, or content outside of the prompt.
+        InvalidRequestError: at construction, if there are no tokens, a token is negative, or an item or an
+            embedding lies outside of the prompt.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class Request:
         self.multimodal_items = tuple(multimodal_items)
         self.embeddings = dict(embeddings or {})
         self.num_computed_tokens = 0
-        """Tokens whose KV is there or scheduled to be; those found in the cache count once allocated."""
+        """Tokens whose KV is computed or scheduled. Tokens of a prefix hit count once they are allocated."""
         self.num_in_flight_tokens = 0
-        """Those of them that are not confirmed: still being computed, or drafts that may be rejected."""
+        """Those of them that are in flight. Draft tokens among them may still be rejected."""
         self.skip_reading_prefix_cache = False
         tokens = list(prompt_token_ids)
         if not tokens:
@@ -55,26 +56,32 @@ class Request:
         used = [item.offset + item.length - 1 for item in self.multimodal_items] + list(self.embeddings)
         if used and not (min(used) >= 0 and max(used) < len(tokens)):
             raise InvalidRequestError(
-                f"request {request_id!r} has {len(tokens)} prompt tokens, but something in place of that "
-                f"at {max(used) if min(used) >= 0 else min(used)}"
+                f"request {request_id!r} has {len(tokens)} prompt tokens, but an item or embedding at "
+                f"position {max(used) if min(used) >= 0 else min(used)}"
             )
         self.append_output_token_ids(tokens)
         self.num_prompt_tokens = len(tokens)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are certain: prompt and output, without drafts."""
+        """The number of prompt and output tokens, without draft tokens."""
         return len(self.all_token_ids)
 
     def append_output_token_ids(self, token_ids: int | Iterable[int]) -> None:
-        """Add tokens that are certain, and the hashes of the blocks that they fill."""
+        """Append output tokens, without draft tokens, and the hashes of the blocks that they fill.
+
+        Raises:
+            InvalidRequestError: a token is negative.
+        """
         tokens, hasher = self.all_token_ids, self.block_hasher
         if isinstance(token_ids, int) and token_ids >= 0:
             tokens.append(token_ids)
         else:
             new = [token_ids] if isinstance(token_ids, int) else list(token_ids)
             if new and min(new) < 0:
-                raise InvalidRequestError(f"request {self.request_id!r}: {min(new)} is no token id")
+                raise InvalidRequestError(
+                    f"request {self.request_id!r}: {min(new)} is no token id: it must be at least 0"
+                )
             tokens += new
         if hasher is not None and len(tokens) >= (len(self.block_hashes) + 1) * hasher.hash_block_size:
             hasher.extend(self.block_hashes, self)

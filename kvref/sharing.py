@@ -1,8 +1,9 @@
 """Layers that use the KV cache of another layer in place of one of their own (vLLM PR 35045).
 
-Such a layer names its *target*. The target may do so itself: then the chain of targets ends at the *owner*,
-the layer that has the cache. Nothing depends on the order in which layers are listed. A sharing layer costs
-nothing: no memory, no spec, no group; it joins the group of its owner, since it reads the same blocks.
+A sharing layer names its *target*. The target may be a sharing layer too; the chain of targets ends at the
+*owner*, the layer that has the cache. The order in which layers are listed makes no difference. A sharing
+layer has no memory, no spec and no group of its own. It joins the group of its owner, because it reads the
+same blocks.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ __all__ = [
 ]
 
 _SHOWN = 6
-"""Layers of a chain that a message names, before it leaves out those between its ends."""
+"""How many layers an error names at each end of a chain; it leaves out those between."""
 
 
 def get_shared_kv_cache_layers(layers: Mapping[str, object]) -> dict[str, str]:
-    """The target of each layer that shares: what its attribute `kv_sharing_target_layer_name` says.
+    """The target of each sharing layer, read from its attribute `kv_sharing_target_layer_name`.
 
     Raises:
-        KVSharingError: it says what is neither a name nor None. Names the layer.
+        KVSharingError: the attribute is neither a name nor None. Names the layer.
     """
     targets: dict[str, str] = {}
     for name, layer in layers.items():
@@ -36,8 +37,8 @@ def get_shared_kv_cache_layers(layers: Mapping[str, object]) -> dict[str, str]:
             continue
         if not isinstance(target, str) or not target:
             raise KVSharingError(
-                f"layer {name!r} shares the cache of {target!r}, which is no layer's name: say None for a "
-                "layer that does not share"
+                f"layer {name!r}: kv_sharing_target_layer_name is {target!r}, not the name of a layer; "
+                "set it to None if the layer does not share"
             )
         targets[name] = target
     return targets
@@ -51,13 +52,14 @@ def resolve_kv_sharing(
     """The owner of the cache that each sharing layer uses, in time linear in the number of layers.
 
     Args:
-        shared_kv_cache_layers: target of each sharing layer.
+        shared_kv_cache_layers: the target of each sharing layer.
         owners: the layers that have a cache of their own.
-        kv_cache_groups: groups that sharing layers may have joined before, whose caches others can share.
+        kv_cache_groups: groups that sharing layers may have joined before. Their sharing layers can be
+            targets.
 
     Raises:
-        KVSharingError: targets form a cycle, or lead to a layer that has no cache; or a layer has a cache and
-            shares another's, or has joined to share one and now names another. Names the layers.
+        KVSharingError: targets form a cycle or lead to a layer without a cache; a layer with a cache of its
+            own names a target; or a layer that has joined a group now names another owner. Names the layers.
     """
     owners = frozenset(owners)
     joined = {sharer: owner for group in kv_cache_groups for sharer, owner in group.kv_sharing_layers.items()}
@@ -65,7 +67,7 @@ def resolve_kv_sharing(
     if both := [layer for layer in shared_kv_cache_layers if layer in owners]:
         raise KVSharingError(
             f"layer {both[0]!r} has a cache of its own and cannot share that of "
-            f"{shared_kv_cache_layers[both[0]]!r}: leave its spec out, or its target"
+            f"{shared_kv_cache_layers[both[0]]!r}: remove its spec or its target"
         )
     resolved: dict[str, str] = {}
     for first in shared_kv_cache_layers:
@@ -76,7 +78,7 @@ def resolve_kv_sharing(
                 cycle = list(chain)
                 cycle = cycle[cycle.index(layer) :]
                 raise KVSharingError(
-                    f"layers share caches in a cycle of {len(cycle)}, and none of them has one: "
+                    f"layers share caches in a cycle of {len(cycle)}, so none of them has a cache: "
                     f"{_in_words([*cycle, layer])}"
                 )
             chain[layer] = None
@@ -90,7 +92,8 @@ def resolve_kv_sharing(
         resolved.update(dict.fromkeys(chain, owner))
         if joined.get(first, owner) != owner:
             raise KVSharingError(
-                f"layer {first!r} cannot share the cache of {owner!r}: it shares that of {joined[first]!r}"
+                f"layer {first!r} cannot share the cache of {owner!r}: it shares that of {joined[first]!r} "
+                "already"
             )
     return {layer: resolved[layer] for layer in shared_kv_cache_layers}
 
@@ -107,17 +110,18 @@ def add_kv_sharing_layers_to_kv_cache_groups(
     kv_cache_groups: Iterable[KVCacheGroupSpec],
     runner_only_attn_layers: set[str] | None = None,
 ) -> list[KVCacheGroupSpec]:
-    """Groups in which each sharing layer is in that of its owner, behind the layers that have caches.
+    """The groups with each sharing layer added to that of its owner, behind the layers that own a cache.
 
-    Doing so again changes nothing: the engine does when it sets up its draft model. (vLLM changes the
-    groups in place, and lists the layers once more each time.)
+    A second call changes nothing: an engine makes it when it sets up its draft model. (vLLM changes the
+    groups in place, and lists the layers once more with each call.)
 
     Args:
-        shared_kv_cache_layers: target of each sharing layer.
-        runner_only_attn_layers: if given, the sharing layers are added to it.
+        shared_kv_cache_layers: the target of each sharing layer.
+        kv_cache_groups: left as they are.
+        runner_only_attn_layers: if given, the sharing layers are added to this set.
 
     Raises:
-        KVSharingError: as `resolve_kv_sharing`. Nothing is changed.
+        KVSharingError: as `resolve_kv_sharing`. Then nothing is changed.
     """
     groups = list(kv_cache_groups)
     if not shared_kv_cache_layers:

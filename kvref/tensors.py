@@ -1,10 +1,10 @@
-"""KV-cache tensors on a torch device: memory, and what each layer sees of it (vLLM PR 36359).
+"""KV-cache tensors on a torch device: allocate the memory, and give each layer its views (vLLM PR 36359).
 
     caches = allocate_kv_cache(config, "cuda")
     share_kv_caches(caches, shared_kv_cache_layers)
     bind_kv_cache(caches, forward_context)
 
-`init_kv_cache` does all three, and puts the sharing layers into groups before.
+`init_kv_cache` does all three, after it has added the sharing layers to their groups.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ __all__ = [
 ]
 
 KVCache: TypeAlias = torch.Tensor | list[torch.Tensor]
-"""What a layer works with: a tensor with the axes of the layout; of a recurrent layer, one for each state."""
+"""The cache of a layer: a tensor with the axes of the layout. A recurrent layer has one for each state."""
 
 
-_MOST_BYTES = torch.iinfo(torch.int64).max
-"""Of a tensor."""
+_MAX_TENSOR_BYTES = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True)
 class KVCaches:
-    """Memory, and what each layer sees of it."""
+    """The memory of a KV cache, and each layer's views of it."""
 
     placement: KVCachePlacement
     buffers: tuple[torch.Tensor, ...]
-    """int8, one-dimensional; all memory there is."""
+    """All memory of the cache: one-dimensional int8 tensors."""
     layers: dict[str, KVCache]
-    """By layer, those that share a cache included."""
+    """The cache of each layer by name, sharing layers included."""
 
     @property
     def num_bytes(self) -> int:
+        """The size of all buffers together, in bytes."""
         return sum(self.placement.buffers)
 
 
@@ -69,15 +69,15 @@ def allocate_kv_cache(
     kernel_block_sizes: Sequence[int] | None = None,
     contiguous: bool = False,
 ) -> KVCaches:
-    """Allocate the tensors of a configuration, all zero, and view them as the layers do.
+    """Allocate the memory of a configuration, all zero, and make each layer's views of it.
 
-    There is a buffer for each tensor, or one for all: see `place_kv_caches`, which takes the same arguments.
+    There is one buffer for each tensor, or one for all: see `place_kv_caches` for this and for the arguments.
 
     Raises:
         InvalidConfigError: as `place_kv_caches`.
-        OutOfCacheMemoryError: there is too little memory. Nothing stays allocated.
+        OutOfCacheMemoryError: the device has too little memory. Nothing stays allocated.
     """
-    # First of all, so that a device clears the memory while the host works out the rest.
+    # Allocate first: a GPU zeroes the memory while the host computes the placement.
     buffers = _allocate(
         kv_cache_config, buffer_sizes(kv_cache_config, layout, contiguous), torch.device(device)
     )
@@ -86,23 +86,23 @@ def allocate_kv_cache(
             kv_cache_config, layout, kernel_block_sizes=kernel_block_sizes, contiguous=contiguous
         )
     except InvalidConfigError:
-        del buffers  # which the traceback would keep
+        del buffers  # else the traceback keeps them alive
         raise
     return reshape_kv_cache(placement, buffers)
 
 
 def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor]) -> KVCaches:
-    """View memory as the layers do.
+    """Make each layer's views of existing buffers.
 
     Args:
-        buffers: int8, one-dimensional, as long as `placement.buffers` says, each from the start of its
-            storage on, all on one device.
+        buffers: one-dimensional int8 tensors on one device, of the sizes in `placement.buffers`. Each begins
+            at the start of its storage.
 
     Raises:
-        InvalidConfigError: there are other buffers than these.
+        InvalidConfigError: a buffer is not like that.
     """
     _check_buffers(buffers, placement.buffers)
-    # A buffer as elements of some dtype is made once for all layers.
+    # View a buffer as a dtype once for all layers.
     typed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     layers: dict[str, KVCache] = {}
     for name, (buffer, start, pages) in placement.layers.items():
@@ -119,18 +119,20 @@ def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor
 
 def _check_buffers(buffers: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
     if len(buffers) != len(sizes):
-        raise InvalidConfigError(f"{len(buffers)} buffers are given, but {len(sizes)} are placed")
+        raise InvalidConfigError(f"{len(buffers)} buffers are given, but the placement has {len(sizes)}")
     for number, (buffer, size) in enumerate(zip(buffers, sizes, strict=True)):
         start = buffer.storage_offset()
         if buffer.dtype != torch.int8 or buffer.shape != (size,) or not buffer.is_contiguous() or start:
             raise InvalidConfigError(
                 f"buffer {number} must be torch.int8 of shape ({size},), contiguous, from the start of its "
-                f"storage on, not {buffer.dtype} of shape {tuple(buffer.shape)} with strides "
-                f"{buffer.stride()}, from element {start} on"
+                f"storage, not {buffer.dtype} of shape {tuple(buffer.shape)} with strides "
+                f"{buffer.stride()}, from element {start}"
             )
     if any(buffer.device != buffers[0].device for buffer in buffers):
         devices = dict.fromkeys(str(buffer.device) for buffer in buffers)
-        raise InvalidConfigError(f"the buffers are on {len(devices)} devices: {', '.join(devices)}")
+        raise InvalidConfigError(
+            f"the buffers are on {len(devices)} devices, not on one: {', '.join(devices)}"
+        )
 
 
 def _as_elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -140,35 +142,35 @@ def _as_elements(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _allocate(config: KVCacheConfig, sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, ...]:
-    def told(number: int) -> str:
+    def describe(number: int) -> str:
         tensors = config.kv_cache_tensors if len(sizes) == 1 else config.kv_cache_tensors[number : number + 1]
         layers = [name for tensor in tensors for name in tensor.shared_by]
         return f"layer {', '.join(map(repr, layers[:3]))}{', ...' if layers[3:] else ''} on {device}"
 
-    return allocate_buffers(sizes, device, told)
+    return allocate_buffers(sizes, device, describe)
 
 
 def allocate_buffers(
-    sizes: Sequence[int], device: torch.device, told: Callable[[int], str], *, pin_memory: bool = False
+    sizes: Sequence[int], device: torch.device, describe: Callable[[int], str], *, pin_memory: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """Buffers of so many bytes each, all zero.
+    """Allocate one-dimensional int8 tensors of these sizes in bytes, all zero.
 
     Args:
-        told: what a buffer, given by its number, is for, and where: for the message of an error.
+        describe: returns what the buffer of a number is for and where it is, for the message of an error.
 
     Raises:
-        OutOfCacheMemoryError: there is too little memory. Nothing stays allocated.
+        OutOfCacheMemoryError: the device has too little memory. Nothing stays allocated.
     """
-    torch.empty((), device=device)  # a device that is not there is another kind of mistake
+    torch.empty((), device=device)  # let torch report a device that does not exist
 
     def too_little(number: int, free: float) -> OutOfCacheMemoryError:
         return OutOfCacheMemoryError(
-            f"no memory for {told(number)}: {sizes[number]} bytes are asked for, {free} are free behind the "
-            f"first {sum(sizes[:number])} of the {sum(sizes)} bytes of the cache, of which none stays "
-            "allocated; plan with less"
+            f"no memory for {describe(number)}: it needs {sizes[number]} bytes, and {free} are free after "
+            f"the first {sum(sizes[:number])} of the {sum(sizes)} bytes of the cache. Nothing stays "
+            "allocated; plan with less memory"
         )
 
-    # A CPU's memory is given to whoever asks; who writes to what is not there ends without an exception.
+    # A CPU overcommits: allocation succeeds, and the process is killed when it writes to the memory.
     room = _free_bytes(device) if device.type == "cpu" else math.inf
     for number, end in enumerate(accumulate(sizes)):
         if end > room:
@@ -176,15 +178,15 @@ def allocate_buffers(
     buffers: list[torch.Tensor] = []
     for number, size in enumerate(sizes):
         try:
-            if size > _MOST_BYTES:
-                raise MemoryError("there are no tensors of that size")
+            if size > _MAX_TENSOR_BYTES:
+                raise MemoryError("no tensor can be that large")
             buffers.append(torch.zeros(size, dtype=torch.int8, device=device, pin_memory=pin_memory))
         except (RuntimeError, MemoryError) as error:
-            # On a CPU, PyTorch has no exception of its own for it.
+            # On a CPU, PyTorch raises a plain RuntimeError when memory is short.
             if device.type == "cuda" and not isinstance(error, torch.OutOfMemoryError | MemoryError):
                 raise
             free = _free_bytes(device)
-            # The traceback keeps this frame alive, and with it what is still named here.
+            # The traceback keeps this frame alive, and with it the tensors in `buffers`.
             buffers.clear()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -200,15 +202,18 @@ def _free_bytes(device: torch.device) -> int:
         with open("/proc/meminfo", encoding="ascii") as lines:
             [available] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
         return int(available) * 1024
-    except (OSError, ValueError):  # all there is: too much rather than too little
+    except (OSError, ValueError):  # no such file: take all memory, so that nothing is refused wrongly
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, str]) -> None:
-    """Let sharing layers have the very cache of their owner; their targets are given.
+    """Give each sharing layer the cache of its owner: the same tensor objects, not copies.
+
+    Args:
+        shared_kv_cache_layers: the target of each sharing layer.
 
     Raises:
-        KVSharingError: as `resolve_kv_sharing`. Nothing is changed.
+        KVSharingError: as `resolve_kv_sharing`. Then nothing is changed.
     """
     placement = kv_caches.placement
     owners = resolve_kv_sharing(
@@ -220,14 +225,16 @@ def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, st
 def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) -> None:
     """Set the attribute `kv_cache` of each layer to its cache.
 
-    Every layer of every group gets one, but for those that the configuration names as the runner's alone.
+    Every layer of every group must have a cache, except those in the configuration's
+    `runner_only_attn_layers`.
 
     Args:
-        forward_context: the layers of the model by name; there may be others.
+        forward_context: the layers of the model by name. Layers without a cache are left alone.
 
     Raises:
-        InvalidConfigError: a layer of a group has no cache, or one with a cache is in no group, or not in the
-            model; then nothing is changed. Or a layer does not take it; then those before it have theirs.
+        InvalidConfigError: a layer of a group has no cache, or a layer with a cache is in no group or not in
+            the model; then nothing is changed. Or a layer does not accept the attribute; then the layers
+            before it have theirs.
     """
     config, bound = kv_caches.placement.config, kv_caches.layers.keys()
     grouped = {name for group in config.kv_cache_groups for name in group.layer_names}
@@ -243,10 +250,10 @@ def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) ->
     for name, cache in kv_caches.layers.items():
         layer = forward_context[name]
         try:
-            setattr(layer, "kv_cache", cache)  # noqa: B010  # whatever class it is of
+            setattr(layer, "kv_cache", cache)  # noqa: B010  # a layer may be of any class
         except Exception as error:
             raise InvalidConfigError(
-                f"layer {name!r} of class {type(layer).__name__} takes no kv_cache: {error}"
+                f"layer {name!r} of class {type(layer).__name__} does not accept kv_cache: {error}"
             ) from error
 
 
@@ -259,14 +266,17 @@ def init_kv_cache(
     kernel_block_sizes: Sequence[int] | None = None,
     contiguous: bool = False,
 ) -> KVCaches:
-    """Let sharing layers join the groups of their owners, allocate, and bind all layers of a model.
+    """Allocate the KV cache of a model, and set each layer's `kv_cache`, sharing layers included.
 
     Args:
-        forward_context: the layers of the model by name; see `get_shared_kv_cache_layers` and
-            `bind_kv_cache`.
+        forward_context: the layers of the model by name. Their attribute `kv_sharing_target_layer_name` says
+            which of them share.
+        layout, kernel_block_sizes, contiguous: as in `place_kv_caches`.
 
     Raises:
-        KVSharingError, InvalidConfigError, OutOfCacheMemoryError: as the functions that this one calls.
+        KVSharingError: as `resolve_kv_sharing`.
+        InvalidConfigError: as `place_kv_caches` and `bind_kv_cache`.
+        OutOfCacheMemoryError: the device has too little memory. Nothing stays allocated.
     """
     shared = get_shared_kv_cache_layers(forward_context)
     groups = add_kv_sharing_layers_to_kv_cache_groups(shared, kv_cache_config.kv_cache_groups)

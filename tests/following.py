@@ -151,10 +151,10 @@ def follow(setup: Setup, shape: dict[str, Any], calls: Sequence[Call]) -> tuple[
     calls = news(calls)
     created: Call = {"op": "create", "args": setup.arguments, "value": shape}
     record = Record([created, *calls])
-    offered = [f"cache.{name}" for name in ("take_new_block_ids", "take_copies", "take_events")]
+    operations = [f"cache.{name}" for name in ("take_new_block_ids", "take_copies", "take_events")]
     furthest = 0
     seen: set[tuple[bytes, int, tuple[int, ...]]] = set()
-    stack = [Ways(Engine(record, setup, offered), record).ways()]
+    stack = [Ways(Engine(record, setup, operations), record).ways()]
     while stack:
         way = next(stack[-1], None)
         if way is None:
@@ -171,7 +171,7 @@ def follow(setup: Setup, shape: dict[str, Any], calls: Sequence[Call]) -> tuple[
     return furthest, len(calls)
 
 
-SHARED = ("stage", "setup", "offered", "prompts", "shape", "alignment")
+SHARED = ("stage", "setup", "operations", "prompts", "shape", "alignment")
 """Attributes of an engine that stay as they are, or do not matter where no prompt is made up."""
 
 

@@ -168,14 +168,14 @@ def test_blocks_of_the_kernel(layout: str, strides: tuple[int, ...], runs: list[
 @pytest.mark.parametrize(
     ("specs", "layout", "how", "message"),
     [
-        ([full()], "LBNHC", {"kernel_block_sizes": [3]}, "layer 'layer.0' .*4 tokens .* kernel blocks of 3"),
-        ([full()], "LBNHC", {"kernel_block_sizes": [0]}, "layer 'layer.0' .*4 tokens .* kernel blocks of 0"),
-        ([full()], "LBNHC", {"kernel_block_sizes": [True]}, "kernel blocks of True"),
-        ([full(), states()], "LBNHC", {"kernel_block_sizes": [4, 3]}, "layer 'layer.1' .*kernel blocks of 3"),
+        ([full()], "LBNHC", {"kernel_block_sizes": [3]}, "layer 'layer.0' .*4 tokens, .* size, 3"),
+        ([full()], "LBNHC", {"kernel_block_sizes": [0]}, "layer 'layer.0' .*4 tokens, .* size, 0"),
+        ([full()], "LBNHC", {"kernel_block_sizes": [True]}, "kernel block size, True"),
+        ([full(), states()], "LBNHC", {"kernel_block_sizes": [4, 3]}, "layer 'layer.1' .*block size, 3"),
         ([full()], "LBNHC", {"kernel_block_sizes": [2, 2]}, "2 kernel block sizes for 1 groups"),
         ([full(), full()], "BLNHC", {"kernel_block_sizes": [2]}, "layer 'layer.0'.*other layers between"),
         ([full(page_size_padded=128)], "LBNHC", {"kernel_block_sizes": [2]}, "padding between them"),
-        ([full(head_size_v=2)], "LKBNHC", {}, "layer 'layer.0'.*K has 3 values and V 2"),
+        ([full(head_size_v=2)], "LKBNHC", {}, "layer 'layer.0'.*K has head size 3 and V 2"),
         ([full(page_size_padded=97)], "LBNHC", {}, "layer 'layer.0'.*97 bytes .* torch.float16"),
         ([full(state_content_bytes=5)], "LBNHC", {}, "layer 'layer.0'.*5 bytes is no whole number"),
     ],
@@ -211,7 +211,7 @@ def test_states_that_would_not_be_aligned() -> None:
     """Padding does not help where the states of one page are in each other's way."""
     dtypes = (torch.float16, torch.float32)
     config = config_of(MambaSpec(block_size=4, shapes=((3,), (2,)), dtypes=dtypes, page_size_padded=96))
-    said = "'layer.0' in .* a state would begin at byte 6 of its page, .* largest values first"
+    said = "'layer.0' in .* a state would begin at byte 6 of its page, .* largest dtype first"
     with pytest.raises(InvalidConfigError, match=said):
         place_kv_caches(config)
     assert place_kv_caches(config_of(states())).layers.keys() == {"layer.0"}
@@ -220,19 +220,23 @@ def test_states_that_would_not_be_aligned() -> None:
 @pytest.mark.parametrize(("layout", "order"), [("LKBNHC", "LKBNHC"), (None, "LBNHC")])
 def test_a_layout_is_no_string(layout: Any, order: str) -> None:
     for place in (place_kv_caches, lambda *given: allocate_kv_cache(given[0], "cpu", given[1])):
-        with pytest.raises(InvalidConfigError, match=rf"not {layout!r}: KVCacheLayout\('{order}'\), say"):
+        with pytest.raises(
+            InvalidConfigError, match=rf"not {layout!r}: for example KVCacheLayout\('{order}'\)"
+        ):
             place(config_of(full()), layout)
     assert place_kv_caches(config_of(full()), KVCacheLayout(order)).layers.keys() == {"layer.0"}
 
 
 @pytest.mark.parametrize("order", ["BNHC", "LBNHCC", "LBNHX", "lbnhc", ""])
 def test_orders_that_are_none(order: str) -> None:
-    with pytest.raises(InvalidConfigError, match="must have each of L, B, H, N, C once"):
+    with pytest.raises(InvalidConfigError, match="must have each of L, B, H, N, C exactly once"):
         KVCacheLayout(order)
 
 
 def test_axes_that_are_none() -> None:
-    with pytest.raises(InvalidConfigError, match=r"axes must have each of K, B, H, N, C once, not 'BNHC'"):
+    with pytest.raises(
+        InvalidConfigError, match=r"axes must have each of K, B, H, N, C exactly once, not 'BNHC'"
+    ):
         KVCacheLayout("LKBNHC", "BNHC")
     assert DEFAULT_LAYOUT.is_layer_outermost
     assert not KVCacheLayout("BLNHC").is_layer_outermost

@@ -85,7 +85,7 @@ def two_requests() -> SwiftStage:
     """One computes a prompt of four tokens, and goes; another one begins with the same."""
     stage = SwiftStage(ReferenceTarget())
     setup = Setup([{"spec": FULL, "eagle": False, "kind": "FullAttentionSpec"}], 10, 2, 2, 16, 16)
-    engine = Engine(stage, setup, OPERATIONS, as_told=True)
+    engine = Engine(stage, setup, OPERATIONS, tables_only=True)
     engine.finish(engine.submit([0, 0, 0, 0], 1))
     engine.finish(engine.submit([0, 0, 0, 0, 1], 1))
     return stage
@@ -166,7 +166,7 @@ def test_salts_are_drawn_only_where_requests_can_have_them() -> None:
             *(10, 2, 2, 16, 16),
             salts="salt" in contents,
         )
-        engine = Engine(stage, setup, OPERATIONS, as_told=True)
+        engine = Engine(stage, setup, OPERATIONS, tables_only=True)
         for choice in range(0, 400_000, 997):
             engine.go_on(choice)
         return {event["args"]["salt"] for event in stage.runs[0] if event["op"] == "cache.add"}

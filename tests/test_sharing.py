@@ -62,7 +62,7 @@ def test_targets_are_what_layers_say() -> None:
 @pytest.mark.parametrize("target", ["", 3, ["a"], b"a", False])
 def test_targets_are_names(target: Any) -> None:
     with pytest.raises(
-        KVSharingError, match=rf"layer 'b' shares the cache of {re.escape(repr(target))}, which"
+        KVSharingError, match=rf"layer 'b': kv_sharing_target_layer_name is {re.escape(repr(target))},"
     ):
         get_shared_kv_cache_layers({"a": layer(), "c": layer("a"), "b": layer(target)})
 
@@ -78,8 +78,8 @@ def test_targets_lead_to_owners_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("targets", "cycle"),
     [
-        ({"a": "a"}, "cycle of 1, and none of them has one: a -> a"),
-        ({"a": "b", "b": "a"}, "cycle of 2, and none of them has one: a -> b -> a"),
+        ({"a": "a"}, "cycle of 1, so none of them has a cache: a -> a"),
+        ({"a": "b", "b": "a"}, "cycle of 2, so none of them has a cache: a -> b -> a"),
         ({"x": "a", "a": "b", "b": "c", "c": "a"}, "cycle of 3, .*: a -> b -> c -> a"),
         ({"y": "owner", "x": "b", "b": "c", "c": "b", "z": "x"}, "cycle of 2, .*: b -> c -> b"),
     ],

@@ -1,18 +1,23 @@
-"""The protocol an implementation under test offers.
+"""The protocol of a target: what kvref calls in an implementation under test.
 
-A `Target` has a name, a version, capabilities and *parts*. A part is any object, a module included,
-whose functions take and return plain data (numbers, strings, lists, dictionaries), never objects of
-the implementation: that keeps programs short, traces readable, and one suite usable for every
+A `Target` has a name, a version, capabilities and *parts*. A part is any object with the functions of its
+protocol; a module will do. The functions take and return plain data (numbers, strings, lists, dictionaries),
+never objects of the implementation. So programs are short, traces are readable, and one suite fits every
 implementation.
 
-An operation is written `"<part>.<function>"` with keyword arguments; `perform` runs one. A target that
-lacks a part leaves the attribute as `None` or out, and the laws that need the part do not apply.
+An operation is written `"<part>.<function>"` and takes keyword arguments; `perform` runs one. If a target
+lacks a part, its attribute is `None` or missing, and the laws that need the part do not apply.
 
-How values are written as plain data:
+These values have a plain form:
 
-* `torch.dtype`: `"torch.float16"`; an enum member: `{"enum": "KVQuantMode", "name": "NONE"}`;
-  a fraction: `{"fraction": [1, 4]}`; a tuple: a list; a spec inside a spec: its descriptor;
-* anything else: `{"opaque": repr}`, which can be compared but not built from.
+* `torch.dtype`: `"torch.float16"`
+* an enum member: `{"enum": "KVQuantMode", "name": "NONE"}`
+* a fraction: `{"fraction": [1, 4]}`
+* a tuple: a list
+* a spec inside a spec: its descriptor
+* anything else: `{"opaque": repr}`, which laws can compare but nothing can be built from
+
+To write a target, see docs/check-your-own.md; for each part in detail, docs/targets.md.
 """
 
 from __future__ import annotations
@@ -131,13 +136,14 @@ __all__ = [
 
 
 class Outcome(TypedDict, total=False):
-    """What an operation answered: exactly one of `value`, `error`, `died`."""
+    """How an operation ended: exactly one of `value`, `error` and `died` is there."""
 
     value: Json
+    """What it returned."""
     error: dict[str, str]
     """`type` and `message` of the exception that the operation raised."""
     died: str
-    """How the process ended, or that it gave no answer in time."""
+    """How the process ended, or that it did not answer in time."""
 
 
 class Target(Protocol):
@@ -151,7 +157,7 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> Mapping[str, Json]:
-        """What the implementation declares beyond the parts it has, by capability name."""
+        """What the implementation declares beyond its parts, by capability name (docs/profile.md)."""
         ...
 
     @property
@@ -189,20 +195,20 @@ class Target(Protocol):
 
     @property
     def bench(self) -> BenchPart | None:
-        """What no law asks for: its own API, to be timed."""
+        """Its own API, for `kvref bench` to time. No law needs it."""
         ...
 
     @property
     def plugin(self) -> PluginInfo | None:
-        """The plugin it runs with, or None. With the interpreter option `-X kvref-no-plugin` it has none."""
+        """The plugin that the implementation runs with, if any; None under `python -X kvref-no-plugin`."""
         ...
 
 
 def perform(target: Target, operation: str, arguments: Mapping[str, Json]) -> Outcome:
-    """Run one operation and tell what came of it; no `Exception` of the target escapes.
+    """Run one operation, and return its outcome. An `Exception` that the target raises is part of that.
 
     Raises:
-        LookupError: the target has no such part or function, which is the caller's mistake.
+        LookupError: the target has no such part or function. This is the caller's mistake.
     """
     part_name, _, function_name = operation.partition(".")
     function = getattr(getattr(target, part_name, None), function_name, None)

@@ -1,8 +1,8 @@
 """The part `bench`: the implementation's own API, for `kvref bench` to time.
 
-It is the one part that hands out objects of the implementation. Whoever calls them is in the same process,
-and to convert what goes in and out would take longer than many a call. Each callable is, where it can be, a
-method of the implementation itself.
+This is the only part that returns objects of the implementation: converting arguments and answers would take
+longer than many of the calls. The benchmark runs in the same process. If possible, return bound methods of
+the implementation's own objects.
 """
 
 from __future__ import annotations
@@ -15,88 +15,98 @@ from kvref.target.specs import SpecDescriptor
 
 
 class PoolCalls(NamedTuple):
-    """A pool whose blocks have keys. Blocks, requests and hashes are what the implementation has for them."""
+    """The calls of a block pool. Blocks, requests and hashes are the implementation's own objects."""
 
     take: Callable[[int], Sequence[Any]]
-    """So many free blocks, which are held from then on."""
+    """Allocate this many free blocks."""
     free: Callable[[Sequence[Any]], object]
+    """Drop one reference to each block."""
     touch: Callable[[Sequence[Any]], object]
+    """Add one reference to each block."""
     find: Callable[[Any, Sequence[int]], object]
-    """What has a hash in each of the groups, or None."""
+    """Look up a block hash in each of these groups; None unless all have it."""
     num_free: Callable[[], int]
     take_events: Callable[[], object]
     request: Callable[[Sequence[int]], Any]
-    """A request of these tokens, with its hashes."""
+    """Make a request of these tokens, with its block hashes."""
     hashes: Callable[[Any], Sequence[Any]]
-    """Those of a request, one for each full block."""
+    """The block hashes of a request, one for each full block."""
     cache: Callable[[Any, Sequence[Any]], object]
-    """Gives the first blocks of a request keys, in group 0."""
+    """Cache these blocks as the first blocks of a request, in group 0."""
 
 
 class CacheCalls(NamedTuple):
-    """A cache manager, as a scheduler drives it."""
+    """The calls of a cache manager that a scheduler makes."""
 
     request: Callable[[str, Sequence[int]], Any]
-    """A request of that name and prompt, with its hashes."""
+    """Make a request of this name and prompt, with its block hashes."""
     new_step: Callable[[], object]
     find: Callable[[Any], Sequence[Any]]
-    """`get_computed_blocks`: the blocks that are cached for it, how many tokens that is, and maybe more."""
+    """`get_computed_blocks`: the blocks of the prefix hit and its tokens; more items may follow."""
     allocate: Callable[..., object]
-    """`allocate_slots(request, new[, computed tokens found, the blocks found])`; None where it is refused."""
+    """`allocate_slots(request, new[, hit tokens, hit blocks])`; None if refused."""
     advance: Callable[[Any, int, int], object]
-    """So many tokens of a request are computed, and it got this token."""
+    """Count this many tokens of a request as computed, and append this output token."""
     tables: Callable[[Any], Sequence[Sequence[Any]]]
+    """The block table of a request in each group."""
     free: Callable[[Any], object]
+    """Free all blocks of a request."""
 
 
 class BenchCall(NamedTuple):
-    """Something that is done once, with what is made for it anew each time."""
+    """One call to time, and what to prepare for it each time."""
 
     fresh: Callable[[], Any]
-    """Makes what it is given; this is not timed."""
+    """Makes the argument of `run`; not timed."""
     run: Callable[[Any], Any]
-    """Does it; this is timed."""
+    """Does the work; timed."""
     size: Callable[[Any], int]
-    """How much came of it, so that two implementations can be seen to have done the same."""
+    """The size of the result of `run`, to see that two implementations did the same work."""
 
 
 class BenchPart(Protocol):
-    """What can be timed. For what it has nothing of, a function raises `NotImplementedError`, and says so."""
+    """What `kvref bench` can time.
+
+    Raises:
+        NotImplementedError: by any function, if the implementation has nothing to time there. Say so in the
+            message.
+    """
 
     def pool(self, num_blocks: int, block_size: int, events: bool) -> PoolCalls:
-        """A new pool, with events recorded or not. A hash is made for each block of so many tokens."""
+        """Make a new pool whose blocks have `block_size` tokens, with or without a record of events."""
         ...
 
     def cache(
         self, groups: Sequence[SpecDescriptor], num_blocks: int, block_size: int, max_model_len: int
     ) -> CacheCalls:
-        """A new cache manager that caches prefixes. All groups have blocks of that size."""
+        """Make a new cache manager with prefix caching. All groups have blocks of `block_size` tokens."""
         ...
 
     def plan(self, layers: Mapping[str, SpecDescriptor], memory: int, max_model_len: int) -> BenchCall:
-        """Groups the layers and sizes their memory; its size is the number of blocks."""
+        """Group the layers and size their memory. The size of the result is the number of blocks."""
         ...
 
     def join(self, groups: Sequence[Sequence[str]], sharing: Sequence[Pair]) -> BenchCall:
-        """Lets layers without a cache join the groups of those whose caches they use.
+        """Add sharing layers to the groups of the layers whose caches they use.
 
-        Its size is the number of layers in all groups.
+        The size of the result is the number of layers in all groups.
         """
         ...
 
     def allocate(
         self, layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, buffers: str, device: str
     ) -> BenchCall:
-        """Allocates the memory of a plan and lets every layer have its views; its size is bytes.
+        """Allocate the memory of a plan and give every layer its views. The size of the result is in bytes.
 
-        `buffers` is `each` or `one`, as in the capability. Memory is given back when nobody has the result.
+        `buffers` is `each` or `one`, as in the capability. The memory must be free again once the result is
+        garbage.
         """
         ...
 
     def register(
         self, layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str
     ) -> BenchCall:
-        """Makes the canonical view of a cache; its size is the bytes of a block that are referenced."""
+        """Make the canonical view of a cache. The size of the result is the referenced bytes of a block."""
         ...
 
     def copy(
@@ -107,5 +117,8 @@ class BenchPart(Protocol):
         device: str,
         pairs: Sequence[tuple[int, int]],
     ) -> BenchCall:
-        """Copies blocks of the first group to others through the canonical view; its size is bytes."""
+        """Copy blocks of the first group through the canonical view. The size of the result is in bytes.
+
+        Each pair is (source block, destination block).
+        """
         ...

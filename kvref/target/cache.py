@@ -1,4 +1,4 @@
-"""The part `cache`: a cache manager, as a scheduler drives it."""
+"""The part `cache`: a cache manager, driven the way a scheduler drives it."""
 
 from __future__ import annotations
 
@@ -10,66 +10,65 @@ from kvref.target.specs import SpecDescriptor
 
 
 class CacheGroup(TypedDict):
-    """A group of layers: the spec that they have, and whether layers of a draft model are among them."""
+    """A group of layers: their spec, and whether any of them belongs to a draft model (`eagle`)."""
 
     spec: SpecDescriptor
     eagle: bool
     kind: NotRequired[str]
-    """The kind whose rules the laws apply. It is there for them; whoever builds the cache ignores it."""
+    """The kind whose rules the laws apply. The laws read it; an implementation ignores it."""
 
 
 class CacheShape(TypedDict):
-    """What a new cache says of itself."""
+    """The fixed properties of a new cache."""
 
     null: int | None
+    """The null block; None if there is none."""
     reserved: list[int]
-    """Blocks that it keeps for good."""
+    """Other blocks that the cache keeps for itself."""
     alignment: int
-    """Hits are multiples of so many tokens."""
+    """Prefix hits are multiples of this many tokens."""
     caps: list[int | None]
-    """For each group the most blocks that a request is expected to hold when it is admitted; None for as
-    many as its tokens take."""
+    """For each group, the most blocks that admission expects a request to hold. None: as many as its tokens
+    fill."""
     reports_new: list[bool]
-    """For each group, whether `take_new_block_ids` tells its blocks."""
+    """For each group, whether `take_new_block_ids` reports its blocks."""
 
 
 class Hit(TypedDict):
-    """What is cached for a request: how many tokens, in which blocks of each group, null ones included."""
+    """A prefix hit: its tokens, and its blocks in each group, null blocks included."""
 
     tokens: int
     blocks: list[list[int]]
     hashes: list[str]
-    """The request's hashes, one for each `hash_block_size` tokens: with "/" and the number of the group
-    behind it, each is a key as `CacheState` has them."""
+    """The request's block hashes, one for each `hash_block_size` tokens. A key in `CacheState` is such a hash
+    with "/" and the number of the group behind it."""
     junction: NotRequired[int]
-    """Where a prefix ends that is shared and of which some group has not cached all, 0 if there is none.
-    A step ends there, so that a recurrent state can be kept."""
+    """End of a longer prefix that other requests share but some group has not cached; 0 if there is none. A
+    step ends there, so that a recurrent state can be cached."""
 
 
 class Allocation(TypedDict):
-    """What came of asking for places.
-
-    `added` has what each group's table got at its end, null blocks included; None where it was refused.
-    """
+    """What `allocate` did."""
 
     added: list[list[int]] | None
+    """The blocks that each group's block table got at its end, null blocks included. None if refused."""
     needed: int
-    """How many free blocks the cache predicted to use."""
+    """How many free blocks the cache predicted that it would use."""
     taken: list[int]
-    """The blocks that it then took out of the pool, those of hits not among them."""
+    """The blocks that it allocated from the pool, without those of prefix hits."""
 
 
 class Copy(TypedDict):
-    """A block whose content has to be copied before the step that was just scheduled runs."""
+    """A block to be copied before the step that was just scheduled runs."""
 
     source: int
     destination: int
 
 
 class CacheEvent(TypedDict):
-    """What the cache tells others of a change: keys that are stored or removed, or that all were cleared.
+    """An event of the prefix cache: hashes that were stored or removed, or that all were cleared.
 
-    A target that does not tell something leaves it out.
+    Leave out a field that the implementation does not report.
     """
 
     what: Literal["stored", "removed", "cleared"]
@@ -81,18 +80,19 @@ class CacheEvent(TypedDict):
 
 
 class CacheState(PoolState):
-    """What is in a cache, read without the functions that are under test."""
+    """The state of a cache, read from its internals and not through the functions under test."""
 
     tables: dict[str, list[list[int]]]
-    """The blocks of each group, by request; null blocks where none is needed."""
+    """The block tables of each request, one for each group, null blocks included."""
     pins: list[int]
-    """Blocks held by the cache itself, for copies that are still to be made; once for each time."""
+    """Blocks that the cache itself holds for copies still to be made, once for each reference."""
 
 
 class CachePart(Protocol):
-    """A cache manager, as a scheduler drives it. docs/engine-contract.md tells what a scheduler may do.
+    """A cache manager, driven the way a scheduler drives it. Each `create` replaces the cache before.
 
-    Requests have names. All counts are of tokens unless they say otherwise. There is one cache at a time.
+    For what a scheduler may do, see docs/engine-contract.md. Requests have names. Counts are of tokens unless
+    they say otherwise.
     """
 
     def create(
@@ -107,7 +107,7 @@ class CachePart(Protocol):
         use_eagle: bool,
         max_encoder_tokens: int,
     ) -> CacheShape:
-        """Make a new cache with so many blocks, the null block included, without any request."""
+        """Make a new cache with `num_blocks` blocks, the null block included, and without requests."""
         ...
 
     def add(
@@ -118,14 +118,14 @@ class CachePart(Protocol):
         salt: str | None,
         adapter: str | None = None,
     ) -> None:
-        """Let there be a request with this prompt, that gets at most `max_tokens` more.
+        """Add a request with this prompt, which gets at most `max_tokens` output tokens.
 
-        There is an adapter only where the target declares "adapter" among its `contents`.
+        `adapter` is given only if the target declares "adapter" in its capability `contents`.
         """
         ...
 
     def lookup(self, request: str) -> Hit:
-        """`get_computed_blocks`."""
+        """Look up the prefix hit of a request: vLLM's `get_computed_blocks`."""
         ...
 
     def allocate(
@@ -139,61 +139,71 @@ class CachePart(Protocol):
         encoder: int = 0,
         whole: bool = False,
     ) -> Allocation:
-        """`allocate_slots` for so many new tokens.
+        """Allocate blocks for `new` tokens of a request: vLLM's `allocate_slots`.
 
-        `hit` is what a look-up just found, and `external` tokens behind it are loaded from elsewhere; `delay`
-        asks for no keys yet, and `whole` to refuse unless all tokens of the request would fit.
+        Args:
+            hit: what the look-up just before returned.
+            lookahead: tokens to allocate beyond the new ones, for a draft model with a cache of its own.
+            external: tokens behind the hit that a connector loads.
+            delay: do not cache the blocks yet; `cache_blocks` does so later.
+            encoder: encoder tokens of the request.
+            whole: refuse unless all tokens of the request would fit.
         """
         ...
 
     def progress(self, request: str, computed: int, in_flight: int, output: Sequence[int]) -> None:
-        """Tell how far a request is.
+        """Update the counts of a request, and append output tokens.
 
-        That is tokens scheduled up to now, those of them that are not confirmed, and its output since the
-        last time.
+        Args:
+            computed: all tokens that have been scheduled so far.
+            in_flight: those of them that are not reported as done.
+            output: output tokens since the last call.
         """
         ...
 
     def block_ids(self, request: str) -> list[list[int]]:
-        """`get_block_ids`: the table of each group, null blocks included, as the model runner is told."""
+        """Return the block table of each group, as the model runner gets it: vLLM's `get_block_ids`."""
         ...
 
     def cache_blocks(self, request: str, computed: int) -> None:
-        """Let so many tokens have keys, once they are there for certain."""
+        """Cache the full blocks among the first `computed` tokens, which are certain now."""
         ...
 
     def free(self, request: str) -> None:
-        """Take all blocks from a request. It may be allocated for anew."""
+        """Free all blocks of a request. Blocks may be allocated for it again later."""
         ...
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """Take all keys from blocks, whether they are held or not."""
+        """Take all keys from these blocks, whether they are free or referenced."""
         ...
 
     def reset(self) -> bool:
-        """Take all keys from all blocks, and say so; do nothing, and say so, while a block is held."""
+        """Take all keys from all blocks and return True. While a block is referenced, only return False."""
         ...
 
     def new_step(self) -> None:
-        """`new_step_starts`: called once before what is scheduled for a step."""
+        """Begin a step, before anything is scheduled for it: vLLM's `new_step_starts`."""
         ...
 
     def take_new_block_ids(self) -> list[int]:
-        """The blocks given to requests since the last call, for those who have to zero them."""
+        """Return the blocks allocated since the last call, which a model runner has to zero."""
         ...
 
     def take_copies(self) -> list[Copy]:
-        """The copies to be made before the step runs; after the call they count as made."""
+        """Return the copies to make before the step runs. From now on they count as made."""
         ...
 
     def take_events(self) -> list[CacheEvent]:
-        """What happened to keys since the last call, in order."""
+        """Return the prefix-cache events since the last call, in order."""
         ...
 
     def common_prefix(self, request: str) -> list[int]:
-        """`get_num_common_prefix_blocks`, for each group."""
+        """Return how many blocks all running requests share, for each group.
+
+        This is vLLM's `get_num_common_prefix_blocks`; `request` is any running request.
+        """
         ...
 
     def state(self) -> CacheState:
-        """The probe."""
+        """Return the state of the cache, read from its internals."""
         ...

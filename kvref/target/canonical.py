@@ -1,4 +1,4 @@
-"""The part `canonical`: a cache as connectors see it, rows of bytes."""
+"""The part `canonical`: the cache as KV connectors see it, as rows of bytes."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from typing import Protocol, TypedDict
 
 
 class CanonicalTensor(TypedDict):
-    """An int8 tensor with a row for each block. Strides are in bytes."""
+    """An int8 tensor with one row for each block. Strides and `offset` are in bytes."""
 
     buffer: int | None
-    """The allocation of the cache that it lies in; None for memory of its own."""
+    """The number of the cache's buffer that it views; None if it has memory of its own."""
     offset: int
     shape: list[int]
     strides: list[int]
     dtype: str
     device: str
     page_size_bytes: int
-    """What is told of its rows."""
+    """The page size that the connector gets with the tensor: bytes of a row."""
 
 
 class CanonicalRef(TypedDict):
-    """What of a canonical tensor a group keeps content in: the first bytes of each row."""
+    """Where a group keeps content in a canonical tensor: the first `page_size_bytes` bytes of each row."""
 
     tensor: int
     page_size_bytes: int
 
 
 class Canonical(TypedDict):
-    """The tensors, and the references of each group."""
+    """The canonical tensors, and for each group the references to its content in them."""
 
     tensors: list[CanonicalTensor]
     groups: list[list[CanonicalRef]]
 
 
 class CanonicalPart(Protocol):
-    """What shows the cache that the part `tensors` allocated last to connectors."""
+    """Gives connectors a canonical view of the cache that the part `tensors` allocated last."""
 
     def register(self) -> Canonical:
-        """Make the canonical view of the cache."""
+        """Make the canonical view of the cache, and describe it."""
         ...
 
     def write(self, tensor: int, row: int, seed: int) -> str:
-        """Fill a row with bytes that depend on the seed, and tell them in hexadecimal."""
+        """Fill a row with bytes made from `seed`, and return them in hexadecimal."""
         ...
 
     def read(self, tensor: int, row: int) -> str:
-        """The bytes of a row, in hexadecimal."""
+        """Return the bytes of a row in hexadecimal."""
         ...
 
     def copy(self, group: int, source: int, destination: int) -> None:
-        """Copy a block of a group to another, through the canonical view, as a connector does."""
+        """Copy one block of a group to another through the canonical view, as a connector does."""
         ...

@@ -1,4 +1,4 @@
-"""The part `connector`: blocks of a pool that are copied to the host and back."""
+"""The part `connector`: a KV connector that copies blocks to the host and back."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from typing import Protocol
 
 
 class ConnectorPart(Protocol):
-    """A pool, memory for its blocks, as much on the host as it takes, and a connector between them.
+    """A pool, memory for its blocks on the device and on the host, and the connector between the two.
 
-    There is one of each, from a `create` to the next. Blocks are numbers.
+    Each `create` replaces all of them. Blocks are numbers.
     """
 
     def create(self, num_blocks: int, host_blocks: int, device: str) -> None:
-        """Start anew, with so many blocks, the null block included, and so many on the host."""
+        """Start anew with this many blocks, the null block included, and this many blocks on the host."""
         ...
 
     def take(self, num_blocks: int) -> list[int]:
-        """Take free blocks out of the pool, for a request."""
+        """Allocate free blocks to a request, and return their numbers."""
         ...
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give up a request's blocks: it ends, or is preempted."""
+        """Free the blocks of a request that ends or is preempted."""
         ...
 
     def write(self, block: int, seed: int) -> str:
-        """Fill a block with bytes that depend on the seed, and tell them in hexadecimal."""
+        """Fill a block with bytes made from `seed`, and return them in hexadecimal."""
         ...
 
     def read(self, block: int) -> str:
-        """The bytes of a block, in hexadecimal."""
+        """Return the bytes of a block in hexadecimal."""
         ...
 
     def store(self, job: str, pairs: Sequence[tuple[int, int]]) -> None:
-        """Have blocks copied to the host, given as pairs of a block and one of the host."""
+        """Ask for blocks to be copied to the host; each pair is (block, host block)."""
         ...
 
     def load(self, job: str, pairs: Sequence[tuple[int, int]]) -> None:
-        """Have blocks copied back from the host, given as pairs of a block and one of the host."""
+        """Ask for blocks to be copied back from the host; each pair is (block, host block)."""
         ...
 
     def start_transfers(self) -> None:
-        """Start what was asked for: done once a step, before anything of the step is computed."""
+        """Start the copies that were asked for. An engine calls this once a step, before the step runs."""
         ...
 
     def finished(self) -> list[str]:
-        """The jobs that were reported done since the last call."""
+        """Return the jobs that finished since the last call."""
         ...

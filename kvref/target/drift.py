@@ -1,4 +1,4 @@
-"""The part `drift`: how a plugin and the implementation it plugs into fit together."""
+"""The part `drift`: whether a plugin still fits the implementation that it plugs into."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class PluginInfo(TypedDict):
     packages: list[str]
     """Its top-level packages."""
     managers: dict[str, list[str]]
-    """The manager classes it brings, each with its ancestors in the implementation, nearest first."""
+    """Its manager classes. Each has the list of its ancestors in the implementation, the nearest first."""
     notes: list[str]
-    """Sentences about it that its author should read."""
+    """Sentences for the author of the plugin to read."""
     hook_has_run: NotRequired[str]
-    """Why the platform's hook had to run while the target was loaded, if it had to."""
+    """If the platform's hook had to run while the target was loaded: the reason."""
 
 
 class Parameter(TypedDict):
-    """One parameter of a method, the one for the instance or class left out; `kind` as `inspect` names it."""
+    """One parameter of a method, `self` and `cls` left out. `kind` is the name that `inspect` has for it."""
 
     name: str
     kind: str
@@ -32,10 +32,10 @@ class Parameter(TypedDict):
 
 
 class Override(TypedDict):
-    """An attribute of a plugin's class that an ancestor within the implementation has, too.
+    """An attribute that a class of the plugin overrides, and the one of the implementation (core) below it.
 
-    `kind` is method, class method, static method, property or attribute. Parameters are None where there
-    are none to be known.
+    A `kind` is method, class method, static method, property or attribute. Parameters are None if the
+    attribute has none or they cannot be read.
     """
 
     name: str
@@ -47,9 +47,10 @@ class Override(TypedDict):
 
 
 class Call(TypedDict):
-    """A call in the implementation's own code: how many arguments by position, which by keyword.
+    """A call in the implementation's own code: the method, its positional and its keyword arguments.
 
-    `open` tells that it also unpacks a sequence or a mapping.
+    `positional` counts arguments. `open` is true if the call also unpacks a sequence or a mapping. `place` is
+    where the call is.
     """
 
     name: str
@@ -60,10 +61,10 @@ class Call(TypedDict):
 
 
 class Replaced(TypedDict):
-    """A name of the implementation under which there is something of the plugin's.
+    """A name of the implementation that the plugin has replaced.
 
-    `by` is what it is now. `stale` lists the names under which modules still have the original, as those do
-    that imported it before it was replaced.
+    `by` is the object that the name has now. `stale` lists names under which modules still have the original,
+    because they imported it before the plugin replaced it.
     """
 
     name: str
@@ -72,46 +73,51 @@ class Replaced(TypedDict):
 
 
 class DriftPart(Protocol):
-    """How a plugin and the implementation it plugs into fit together."""
+    """Shows how a plugin and the implementation that it plugs into fit together."""
 
     def watch_hook(self) -> None:
-        """Count from now on how often the platform's hook runs."""
+        """Start to count how often the platform's hook runs."""
         ...
 
     def hook_calls(self) -> int:
-        """How often it has run since."""
+        """Return how often the hook has run since `watch_hook`."""
         ...
 
     def overrides(self, name: str) -> list[Override]:
-        """What a spec or manager class of the plugin overrides."""
+        """Return what a spec or manager class of the plugin overrides."""
         ...
 
     def calls(self, names: Sequence[str]) -> list[Call]:
-        """The calls of methods of these names in the implementation's own code."""
+        """Return the calls of methods with these names in the implementation's own code."""
         ...
 
     def reached(
         self, spec: SpecDescriptor, of_spec: Sequence[str], of_manager: Sequence[str], derived: bool
     ) -> list[str]:
-        """Which of these attributes of a spec and of its manager are reached while they are used.
+        """Use a spec and its manager, and return which of the given attributes were used.
 
-        With `derived`, both are of classes derived from the usual ones and registered, which override these
-        attributes and change nothing. An attribute is written `"spec.NAME"` or `"manager.NAME"`.
+        An attribute is returned as `"spec.NAME"` or `"manager.NAME"`.
+
+        Args:
+            of_spec: attributes of the spec to watch.
+            of_manager: attributes of the manager to watch.
+            derived: use classes derived from the usual spec and manager class, which are registered and
+                override these attributes without changing what they do.
         """
         ...
 
     def start(self) -> None:
-        """What an engine calls before it makes its configuration: where a plugin may replace names."""
+        """Do what an engine does before it makes its configuration, when a plugin may replace names."""
         ...
 
     def replaced(self, packages: Sequence[str]) -> list[Replaced]:
-        """The names of the implementation under which there is code of the plugin's packages."""
+        """Return the names of the implementation that now have code from the plugin's packages."""
         ...
 
     def present(self, names: Sequence[str]) -> list[bool]:
-        """Which of these names exist in the implementation."""
+        """Return for each name whether it exists in the implementation."""
         ...
 
     def read(self, names: Sequence[str], packages: Sequence[str]) -> list[bool]:
-        """Of which of these names some code of the implementation or the packages reads the last part."""
+        """Return for each name whether code of the implementation or of the packages reads its last part."""
         ...

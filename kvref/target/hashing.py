@@ -1,4 +1,4 @@
-"""The part `hashing`: what a request contains, and the hashes of its blocks."""
+"""The part `hashing`: the content of a request, and the hashes of its blocks."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from typing import NotRequired, Protocol, TypedDict
 
 
 class ContentItem(TypedDict):
-    """An image or the like, whose embeddings take the place of tokens of the prompt."""
+    """An image or other multimodal item, whose embeddings replace tokens of the prompt."""
 
     id: str
-    """Names its content: equal ids mean equal embeddings."""
+    """Identifies the content: equal ids mean equal embeddings."""
     offset: int
-    """Position of its first placeholder."""
+    """Position of its first placeholder token."""
     length: int
-    """Number of its placeholders."""
+    """Number of its placeholder tokens."""
     is_embed: list[bool] | None
-    """Which of the placeholders embeddings are put at, one after the other; None means all."""
+    """Which placeholders get an embedding, in order; None means all of them."""
 
 
 class Content(TypedDict):
-    """What the KV of a request depends on. What it does not say is not there."""
+    """Everything that the KV of a request depends on. An absent field means that there is none of it."""
 
     tokens: list[int]
-    """The tokens; what they are where something else takes their place means nothing."""
+    """All tokens. Where an item or an embedding replaces a token, the token's id has no meaning."""
     generated: NotRequired[int]
-    """How many of them, the last ones, the request gets one by one after it was made."""
+    """How many of the last tokens are output, appended one by one after the request was made."""
     adapter: NotRequired[str]
     salt: NotRequired[str]
     items: NotRequired[list[ContentItem]]
-    """Sorted by offset. No embeddings of two items are at one position, but placeholders may be."""
+    """Sorted by offset. Placeholders of two items may overlap; their embeddings never do."""
     embeddings: NotRequired[dict[str, list[float]]]
-    """What takes the place of tokens of the prompt, by position. Not together with items."""
+    """Embeddings that replace tokens of the prompt, by position. Never together with `items`."""
 
 
 class HashingPart(Protocol):
-    """The hashes under which blocks of a request are found again.
+    """The block hashes by which a look-up finds the blocks of a request.
 
-    Which kinds of content it takes besides tokens the capability `contents` tells.
+    The capability `contents` lists the kinds of content that the target takes besides tokens.
     """
 
     def block_hashes(self, content: Content, hash_block_size: int) -> list[str]:
-        """The chain hashes of a request of this content, one for each full hash block, in hexadecimal."""
+        """Return the chain hashes of a request, one for each full hash block, in hexadecimal."""
         ...
 
     def keys(self, content: Content, hash_block_size: int, block_size: int) -> list[str]:
-        """The hashes that name the blocks of a size, a multiple of `hash_block_size`."""
+        """Return the block hashes for blocks of `block_size` tokens, a multiple of `hash_block_size`."""
         ...

@@ -1,4 +1,4 @@
-"""The part `planner`: groups of layers, memory for them, and what an engine makes of that."""
+"""The part `planner`: groups of layers, their memory, and the sizes that an engine works with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvref.target.specs import SpecDescriptor, SpecFacts
 
 
 class PlannedLayer(TypedDict):
-    """A layer within a plan: the spec that the plan has for it, and the manager of such specs."""
+    """A layer in a plan: the spec that the plan gives it, and the manager that such a spec has."""
 
     name: str
     spec: SpecFacts
@@ -17,21 +17,24 @@ class PlannedLayer(TypedDict):
 
 
 class PlannedGroup(TypedDict):
-    """Layers that share block tables, and the manager that allocates for all of them."""
+    """Layers that share a block table, and the manager that runs the tables of the group."""
 
     layers: list[PlannedLayer]
     manager: str | None
 
 
 class Plan(TypedDict):
-    """How layers are grouped. `given` tells what was handed to the planner, as it is when that is done."""
+    """How the planner grouped the layers.
+
+    `given` has the specs that the planner was given, by layer, as they are after it has run.
+    """
 
     groups: list[PlannedGroup]
     given: dict[str, SpecFacts]
 
 
 class Storage(TypedDict):
-    """Where a layer's pages are: that of block `b` starts at byte `offset + b * block_stride` of a tensor."""
+    """Where a layer's pages are: the page of block b starts at byte offset + b * block_stride of a tensor."""
 
     tensor: int
     offset: int
@@ -39,7 +42,10 @@ class Storage(TypedDict):
 
 
 class SizedPlan(Plan):
-    """A plan with memory: blocks, the null block included; the bytes of each tensor; each layer's storage."""
+    """A plan with memory: the number of blocks, the size of each tensor, and where each layer's pages are.
+
+    `num_blocks` includes the null block; `tensors` are sizes in bytes; `storage` is by layer.
+    """
 
     num_blocks: int
     tensors: list[int]
@@ -47,66 +53,68 @@ class SizedPlan(Plan):
 
 
 class WorkerLayers(TypedDict):
-    """What one of several workers has: the layers that run on it, and bytes for them."""
+    """One worker of an engine: the layers that run on it, and its memory for them in bytes."""
 
     layers: dict[str, SpecDescriptor]
     memory: int
 
 
 class BlockSizes(TypedDict):
-    """A plan, and the block sizes, in tokens, that an engine of it works with."""
+    """The groups of a plan, and the block sizes in tokens that an engine derives from them."""
 
     groups: list[PlannedGroup]
     scheduler_block_size: int
-    """Cache hits are multiples of it."""
+    """Prefix hits are multiples of it."""
     hash_block_size: int
-    """From one hash of a request to the next."""
+    """Tokens from one block hash of a request to the next."""
     said: list[str]
-    """What the implementation told the user meanwhile, by warnings and by lines of a log that is on."""
+    """What the user saw meanwhile: warnings, and log lines at a level that is shown by default."""
 
 
 class Constructed(TypedDict):
-    """The block sizes that a cache manager works with, by the name of the object that has them.
+    """The block sizes that a cache manager works with, by the name of the object that shows them.
 
-    What an object does not show is left out.
+    Leave out an object that does not show its size.
     """
 
     scheduler_block_size: dict[str, int] | None
-    """None where a cache manager is not told it."""
+    """None if cache managers of this implementation do not take it."""
     hash_block_size: dict[str, int]
 
 
 class Capacity(TypedDict):
-    """What an implementation tells its user of a plan."""
+    """What an implementation reports to its user about a plan."""
 
     max_concurrency: float
-    """How many requests of the longest length run at once."""
+    """How many requests of `max_model_len` tokens can run at once."""
     num_tokens: NotRequired[int]
-    """Tokens of that many requests."""
+    """The tokens of that many requests."""
 
 
 class CapacityReport(TypedDict):
-    """What is told of a plan, by who is asked: workers and scheduler may have different views of it."""
+    """The capacity of a plan as the workers and the scheduler report it, which may see different groups."""
 
     num_blocks: int
-    """Of the plan, the null block included."""
+    """Blocks of the plan, the null block included."""
     blocks_per_request: list[int]
-    """The most that a request of the longest length holds of each group, as its spec says."""
+    """For each group, the most blocks that a request of `max_model_len` tokens holds, by the group's spec."""
     told: dict[str, Capacity]
+    """The reported capacity, by the name of the worker or scheduler that reports it."""
 
 
 class PlannerPart(Protocol):
-    """What decides which layers share blocks, and how many there are.
+    """Decides which layers share blocks, and how many blocks there are.
 
-    `layers` has the spec of each layer by its name, in the order of the model.
+    In every function `layers` maps the name of each layer to its spec, in the order of the model. Lengths are
+    in tokens, memory is in bytes.
     """
 
     def groups(self, layers: Mapping[str, SpecDescriptor]) -> Plan:
-        """Put the layers into groups, with pages of one size where that is needed."""
+        """Put the layers into groups, and make their pages equal in size where groups share memory."""
         ...
 
     def one_group(self, layers: Mapping[str, SpecDescriptor]) -> Plan:
-        """Group layers for an engine that manages all of them as full attention, in a single group."""
+        """Put all layers into a single group, for an engine that manages them all as full attention."""
         ...
 
     def config(
@@ -116,13 +124,17 @@ class PlannerPart(Protocol):
         max_model_len: int,
         max_in_flight_tokens: int,
     ) -> SizedPlan:
-        """Do all that is done for one worker at start, which has `memory` bytes; the limits are in tokens."""
+        """Plan the cache of one worker with `memory` bytes, as an engine does at start."""
         ...
 
     def workers(
         self, workers: Sequence[WorkerLayers], max_model_len: int, max_in_flight_tokens: int
     ) -> list[SizedPlan]:
-        """The same for several workers of one engine; a layer that some of them have is the same layer."""
+        """Plan the caches of several workers of one engine, as it does at start.
+
+        A layer name that several workers have means the same layer: they are ranks that share it. A worker
+        without layers is a pipeline stage in which no layer has a cache.
+        """
         ...
 
     def block_sizes(self, layers: Mapping[str, SpecDescriptor], enable_caching: bool) -> BlockSizes:
@@ -136,7 +148,7 @@ class PlannerPart(Protocol):
         scheduler_block_size: int,
         hash_block_size: int,
     ) -> Constructed:
-        """Group the layers, and make a cache manager that is to work with these block sizes."""
+        """Group the layers, and make a cache manager with these block sizes."""
         ...
 
     def capacity(
@@ -147,5 +159,9 @@ class PlannerPart(Protocol):
         max_in_flight_tokens: int,
         backwards: bool,
     ) -> CapacityReport:
-        """Plan as `config` does, perhaps list the groups backwards, and tell what that amounts to."""
+        """Plan as `config` does, and return the capacity that is reported for the plan.
+
+        Args:
+            backwards: reverse the order of the groups before the capacity is computed.
+        """
         ...

@@ -9,34 +9,34 @@ from kvref.target.values import Json
 
 
 class PoolShape(TypedDict):
-    """What a new pool says of blocks that nobody is ever given."""
+    """The blocks of a new pool that requests never get."""
 
     null: int | None
-    """The block that stands for one that is not needed; None where there is no such block."""
+    """The null block; None if there is none."""
     reserved: list[int]
-    """Blocks that the pool keeps for good."""
+    """Other blocks that the pool keeps for itself."""
 
 
 class PoolState(TypedDict):
-    """What is in a pool, read without the functions that are under test."""
+    """The state of a pool, read from its internals and not through the functions under test."""
 
     free: list[int]
-    """The free blocks, in the order of their reuse."""
+    """The free list: free blocks in the order of reuse."""
     free_count: int
-    """How many the pool believes to be free."""
+    """The number of free blocks by the pool's own count."""
     refs: list[int]
-    """How often each block is held, by block."""
+    """The reference count of each block, by block number."""
     keys: dict[str, list[str]]
-    """The keys that each block carries, for blocks that carry any: a word for each hash and group."""
+    """The keys of each cached block, by block number. A key is a string made from block hash and group."""
     found: dict[str, list[int]]
-    """The blocks that the index has for each key."""
+    """The blocks that the prefix-cache index has for each key."""
 
 
 class PoolPart(Protocol):
-    """A pool of blocks and the index of their content. There is one, from a `create` to the next.
+    """A pool of blocks with its prefix-cache index. Each `create` replaces the pool before.
 
-    A block is a number from 0 on. Tokens are what a request consists of up to some block; equal tokens are
-    equal content.
+    Blocks are numbers from 0 on. `tokens` are the tokens of a request from its beginning to the end of some
+    block; equal tokens mean equal content.
     """
 
     def create(
@@ -47,54 +47,53 @@ class PoolPart(Protocol):
         hash_block_size: int,
         declared: Mapping[str, Json] | None = None,
     ) -> PoolShape:
-        """Start anew, with blocks of `block_size` tokens, hashed every `hash_block_size` tokens.
+        """Start anew with blocks of `block_size` tokens, hashed every `hash_block_size` tokens.
 
-        `declared` is what capabilities say of the pool. It is there for the laws.
+        Args:
+            num_blocks: the null block included.
+            declared: capabilities of the pool, for the laws to read; an implementation ignores it.
         """
         ...
 
     def get_new_blocks(self, num_blocks: int) -> list[int]:
-        """Take so many free blocks."""
+        """Allocate free blocks, each with one reference, and evict those that were cached."""
         ...
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Hold blocks that were found, or are held already, once more; null blocks mean nothing."""
+        """Add one reference to each block, which also takes it off the free list; skip null blocks."""
         ...
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give up one reference to each, in this order; null blocks mean nothing."""
+        """Drop one reference to each block, in this order; skip null blocks."""
         ...
 
     def cache(self, tokens: Sequence[int], blocks: Sequence[int], start: int, group: int) -> None:
-        """Give keys to the blocks from place `start` on of a table, all of them full of these tokens.
-
-        Null blocks get none.
-        """
+        """Cache the blocks of a block table from index `start` on, which `tokens` fill; skip null blocks."""
         ...
 
     def cache_partial(self, tokens: Sequence[int], block: int, group: int) -> None:
-        """Give a key to the block in which these tokens end, before its own end.
+        """Give a key to the block in which `tokens` end, although they do not fill it.
 
-        Only asked of a target that declares the capability `partial_keys`.
+        kvref calls it only if the target declares the capability `partial_keys`.
         """
         ...
 
     def lookup(self, tokens: Sequence[int], groups: Sequence[int]) -> list[int] | None:
-        """A block of each group in which these tokens end, or None unless all have one."""
+        """Return a cached block at the end of `tokens` for each group, or None unless all groups have one."""
         ...
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """Take all keys from blocks, whether they are held or not."""
+        """Take all keys from these blocks, whether they are free or referenced."""
         ...
 
     def reset(self) -> bool:
-        """Take all keys from all blocks, and say so; do nothing, and say so, while a block is held."""
+        """Take all keys from all blocks and return True. While a block is referenced, only return False."""
         ...
 
     def usage(self) -> float:
-        """The part of the blocks that is held, from 0 to 1, of those that can be."""
+        """Return the fraction of the usable blocks that is referenced, from 0 to 1."""
         ...
 
     def state(self) -> PoolState:
-        """The probe."""
+        """Return the state of the pool, read from its internals."""
         ...

@@ -1,4 +1,4 @@
-"""The part `registry`: which manager and which uniform base a class has."""
+"""The part `registry`: which manager and which uniform base a spec class has."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvref.target.values import Json
 
 
 class RegistryEntry(TypedDict):
-    """What a look-up answers: names of the manager and of the uniform base, or None for unknown."""
+    """The manager and the uniform base of a spec class by name, or None where the registry knows none."""
 
     manager: str | None
     base: str | None
 
 
 class Registration(TypedDict):
-    """One registration: spec class, manager class and uniform base (None = the class itself)."""
+    """One registration: spec class, manager class and uniform base, where None means the class itself."""
 
     spec_class: str
     manager: str
@@ -25,34 +25,35 @@ class Registration(TypedDict):
 
 
 class Step(TypedDict):
-    """An operation inside another one: its name (`"registry.lookup"`) and its arguments."""
+    """An operation as an argument of another one: its name, as in `"registry.lookup"`, and its arguments."""
 
     op: str
     args: dict[str, Json]
 
 
 class Races(TypedDict):
-    """What came of steps in several threads: distinct observations, each from a process of its own.
+    """What several threads observed, each distinct observation once.
 
-    An observation is `{"answers": [[outcome, ...], ...], "after": [outcome, ...]}`, with the outcomes of each
-    thread's steps and of those performed when all threads had ended; or `{"died": how}`.
+    Each observation comes from a process of its own. It is `{"answers": [[outcome, ...], ...], "after":
+    [outcome, ...]}`: the outcomes of each thread's steps, and of the steps after all threads have ended. If
+    the process died, it is `{"died": how}`.
     """
 
     orders: list[Json]
-    """Of the steps one after the other, in every order that keeps that of each thread."""
+    """Observations with the steps run one after the other, in every order that keeps each thread's own."""
     races: list[Json]
-    """Of the threads side by side."""
+    """Observations with the threads run concurrently."""
 
 
 class RegistryPart(Protocol):
-    """The registry that maps spec classes to manager classes. State lives for the process."""
+    """The registry that maps spec classes to manager classes. There is one for the whole process."""
 
     def managers(self) -> list[str]:
-        """Names of the built-in manager classes, in a stable order."""
+        """Return the names of the built-in manager classes, in a stable order."""
         ...
 
     def define_spec(self, name: str, bases: Sequence[str]) -> list[str]:
-        """Define a spec class without fields of its own; return its MRO by name."""
+        """Define a spec class without fields of its own, and return its MRO by name."""
         ...
 
     def define_manager(self, name: str, base: str) -> None:
@@ -60,7 +61,7 @@ class RegistryPart(Protocol):
         ...
 
     def initialise(self) -> None:
-        """What an engine calls at start: register the built-in classes, run the platform's hook."""
+        """Do what an engine does at start: register the built-in classes and run the platform's hook."""
         ...
 
     def install_hook(self, registrations: Sequence[Registration]) -> None:
@@ -68,43 +69,52 @@ class RegistryPart(Protocol):
         ...
 
     def register(self, spec_class: str, manager: str, base: str | None) -> None:
-        """Register a class directly."""
+        """Register a class by a call."""
         ...
 
     def decorate(self, spec_class: str, manager: str, base: str | None) -> None:
-        """Register a class the way a decorator does at import."""
+        """Register a class by the decorator, as plugins do at import."""
         ...
 
     def lookup(self, spec: SpecDescriptor) -> RegistryEntry:
-        """Manager and uniform base for a spec."""
+        """Return the manager and the uniform base of a spec."""
         ...
 
     def check(self, layers: Mapping[str, SpecDescriptor]) -> None:
-        """Check that the spec of every layer (by layer name) is registered, as planning does first."""
+        """Raise unless the spec of every layer is registered, as a planner does first.
+
+        Args:
+            layers: specs by the name of the layer.
+        """
         ...
 
     def override(self, spec_class: str, manager: str | None, base: str | None) -> None:
-        """Replace what is registered for a class; a manager or uniform base of None keeps the present one.
+        """Replace the entry of a class; None keeps the present manager or uniform base. Never both None.
 
-        Only asked of a target that declares the capability `override`, and never with both None.
+        kvref calls it only if the target declares the capability `override`.
         """
         ...
 
     def substitute(self, spec_class: str, substitute: str | None) -> None:
-        """Have layers that declare a class planned as another that derives from it; None undoes that.
+        """Plan layers of a class as a class that derives from it; None undoes that.
 
-        Only asked of a target that declares the capability `override`.
+        kvref calls it only if the target declares the capability `override`.
         """
         ...
 
     def uniform(self, specs: Sequence[SpecDescriptor]) -> bool:
-        """`is_uniform_with_collection`, asked of the first spec about all of them, as a planner asks it."""
+        """Call `is_uniform_with_collection` of the first spec with all of them, as a planner does."""
         ...
 
     def race(self, threads: Sequence[Sequence[Step]], after: Sequence[Step], points: int) -> Races:
-        """Perform each list of steps in a thread, `points` times, each time in a child of this process.
+        """Run each list of steps in a thread of its own, and report what the threads observed.
 
-        `kvref_conformance.targets.racing` does it for any target: the first thread is interrupted for the
-        others to run, each time somewhere else.
+        `kvref_conformance.targets.racing` implements it for any target. It interrupts the first thread, lets
+        the others run, and goes on. It does so `points` times, each time in a new child process and at
+        another point of the first thread.
+
+        Args:
+            threads: the steps of each thread.
+            after: steps to run when all threads have ended.
         """
         ...

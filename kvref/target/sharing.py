@@ -1,4 +1,4 @@
-"""The part `sharing`: layers that use the cache of another layer."""
+"""The part `sharing`: layers that use the KV cache of another layer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias, TypedDict
 
 Pair: TypeAlias = list[str]
-"""A layer that shares, and its target: the layer whose cache it uses, which may share as well."""
+"""A sharing layer and its target: the layer whose cache it uses. The target may be a sharing layer itself."""
 
 
 class Joined(TypedDict):
-    """What came of letting sharing layers join groups."""
+    """The groups after the sharing layers have joined them."""
 
     groups: list[list[str]]
-    """The layers of each group, those that were there before and those that joined."""
+    """The names of all layers of each group: those that own a cache, and those that share one."""
 
 
 class SharingPart(Protocol):
-    """What decides whose cache a layer uses."""
+    """Puts each sharing layer into the group of the layer whose cache it uses."""
 
     def join(self, groups: Sequence[Sequence[str]], sharing: Sequence[Pair], times: int) -> Joined:
-        """Let sharing layers join the groups of those that have caches.
+        """Add the sharing layers to the groups of their owners, and return all groups.
 
-        `groups` are the layers that have them, `sharing` lists the others as the model does. An engine does
-        this once, and on the same groups once more for a draft model: `times` tells how often.
+        An engine does this once, and once more on the same groups if it has a draft model.
+
+        Args:
+            groups: the names of the layers that own a cache, by group.
+            sharing: the sharing layers with their targets, in the order of the model.
+            times: how often to do it.
         """
         ...

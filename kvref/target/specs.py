@@ -1,4 +1,4 @@
-"""The part `specs`: classes of cache specs, and what is built of them."""
+"""The part `specs`: classes of cache specs, and what the implementation makes of specs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ SpecDescriptor = TypedDict(
     "SpecDescriptor",
     {"class": str, "fields": dict[str, Json], "declared": NotRequired[dict[str, Json]]},
 )
-"""How to build a spec: its class by name and the fields that differ from their defaults.
+"""How to build a spec: the name of its class, and the fields that differ from their defaults.
 
-`declared` is what the target declares of the class by its capabilities. It is there for the laws; whoever
-builds the spec ignores it.
+`declared` is what the target's capabilities say of the class. The laws read it; an implementation ignores it.
 """
 
 
@@ -29,53 +28,60 @@ SpecFacts = TypedDict(
         "mro": NotRequired[list[str]],
     },
 )
-"""What a built spec says of itself: class, every field, page size in bytes; where the implementation tells
-them apart the bytes of the page that carry content; and the class's ancestors, as in `SpecClassInfo`."""
+"""What a built spec says of itself: its class, the value of every field, and its page size in bytes.
+
+`unpadded_page_size_bytes` are the bytes of a page that carry content, if the implementation knows them. `mro`
+is as in `SpecClassInfo`.
+"""
 
 
 class FieldInfo(TypedDict):
-    """One field of a spec class; `default` is absent when the field is required."""
+    """One field of a spec class. A field without `default` is required."""
 
     name: str
     default: NotRequired[Json]
     values: NotRequired[list[Json]]
-    """What an engine may give it, the simplest first; empty when it leaves the field alone. Absent when
-    that follows from the field's name."""
+    """Values to try, the simplest first; empty if the field stays at its default. If this is absent, kvref
+    chooses values by the name of the field."""
 
 
 class SpecClassInfo(TypedDict):
-    """A spec class: `mro` names its ancestors, itself first, `KVCacheSpec` last."""
+    """A spec class: its name, its ancestors, its fields and its role."""
 
     name: str
     mro: list[str]
+    """Names of the class and its ancestors: the class itself first, `KVCacheSpec` last."""
     fields: list[FieldInfo]
     role: Literal["layer", "base", "composite"]
-    """What the class describes: the cache of a layer; nothing by itself (a base of other classes); or
+    """`layer`: describes the cache of one layer. `base`: only a base of other classes. `composite`: describes
     the caches of several layers (`UniformTypeKVCacheSpecs`)."""
     module: NotRequired[str]
     origin: NotRequired[Literal["stock", "plugin"]]
-    """Whose class it is: the implementation's own, which is understood, or that of its plugin."""
+    """Whether the class comes from the implementation itself, which is the default, or from its plugin."""
 
 
 class Twins(TypedDict):
-    """How two specs built alike compare."""
+    """How two specs compare that were built from one descriptor."""
 
     equal: bool
     hashes_equal: bool
 
 
 class Unpickled(TypedDict):
-    """A spec out of a pickle, and whether it equals one built anew."""
+    """A spec read from a pickle, and whether it equals a newly built one."""
 
     facts: SpecFacts
     equal: bool
 
 
 class SpecsPart(Protocol):
-    """The spec family. Each call that the implementation refuses raises its own exception."""
+    """Builds, copies, merges and compares specs.
+
+    If the implementation refuses a call, its own exception comes through.
+    """
 
     def classes(self) -> list[SpecClassInfo]:
-        """Every spec class of the implementation, in a stable order."""
+        """Return every spec class of the implementation, in a stable order."""
         ...
 
     def build(self, spec: SpecDescriptor) -> SpecFacts:
@@ -83,45 +89,49 @@ class SpecsPart(Protocol):
         ...
 
     def copy(self, spec: SpecDescriptor, block_size: int) -> SpecFacts:
-        """`copy_with_new_block_size` of the spec; block size in tokens."""
+        """Call `copy_with_new_block_size` of the spec; the block size is in tokens."""
         ...
 
     def merge(self, specs: Sequence[SpecDescriptor]) -> SpecFacts:
-        """`merge` of the specs, called on the class of the first, as a planner calls it."""
+        """Call `merge` with the specs on the class of the first one, as a planner does."""
         ...
 
     def derive(self, name: str, base: str, fields: Mapping[str, Json]) -> list[str]:
-        """Define a spec class as a vendor would, with fields of its own by name and default.
+        """Define a spec class as a vendor would, and return its MRO by name.
 
-        The class replaces an earlier one of that name. Return its MRO by name.
+        A class of this name that was defined before is replaced.
+
+        Args:
+            fields: the fields that the class adds, with their defaults.
         """
         ...
 
     def twins(self, spec: SpecDescriptor) -> Twins:
-        """Build the spec twice and compare the two; an unhashable one raises."""
+        """Build the spec twice and compare the two. An unhashable spec raises."""
         ...
 
     def mutable_fields(self, spec: SpecDescriptor) -> list[str]:
-        """The fields of a built spec whose value an assignment or a deletion changes."""
+        """Return the fields of a built spec that an assignment or a deletion changes."""
         ...
 
     def pickled(self, spec: SpecDescriptor) -> str:
-        """A pickle of the spec, as base64 text."""
+        """Return a pickle of the spec as base64 text."""
         ...
 
     def unpickled(self, data: str, spec: SpecDescriptor) -> Unpickled:
-        """Unpickle what `pickled` returned, and compare it with the spec built anew."""
+        """Read a spec from what `pickled` returned, and compare it with the same spec built anew."""
         ...
 
     def uniform(self, specs: Sequence[SpecDescriptor]) -> bool:
-        """Whether a planner takes layers with these specs, in this order, for one type."""
+        """Whether a planner treats layers with these specs, in this order, as one type."""
         ...
 
     def max_memory(
         self, spec: SpecDescriptor, max_model_len: int, max_in_flight_tokens: int, max_encoder_tokens: int
     ) -> int:
-        """`max_memory_usage_bytes` of the spec where the engine has these limits, all in tokens.
+        """Return `max_memory_usage_bytes` of the spec under these limits of an engine, all in tokens.
 
-        `max_in_flight_tokens` may be scheduled and not yet confirmed computed.
+        Args:
+            max_in_flight_tokens: tokens that may be scheduled and not yet reported as done.
         """
         ...

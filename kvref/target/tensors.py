@@ -1,4 +1,4 @@
-"""The part `tensors`: the memory of a cache, and what each layer sees of it."""
+"""The part `tensors`: the memory of a cache, and each layer's views of it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from kvref.target.specs import SpecDescriptor
 
 
 class View(TypedDict):
-    """A tensor that a layer works with, as torch describes it. Strides are in bytes."""
+    """A tensor that a layer works with, as torch describes it. Strides and `offset` are in bytes."""
 
     buffer: int
-    """The allocation that it lies in."""
+    """The number of the buffer that it views."""
     offset: int
-    """From the start of that to the first element."""
+    """Bytes from the start of the buffer to the first element."""
     axes: str
     """A letter for each axis: B blocks, K for K and V, H heads, N states, C content of a state, S others.
 
-    There are as many blocks as the pool has, or a multiple: blocks of the kernel, each block's one after
-    another.
+    Axis B is as long as the pool has blocks, or a multiple of that. In that case it counts kernel blocks: the
+    kernel blocks of a block follow one another.
     """
     shape: list[int]
     strides: list[int]
@@ -29,33 +29,33 @@ class View(TypedDict):
 
 
 class LayerTensors(TypedDict):
-    """What one layer has, and what the plan says of it."""
+    """The views of one layer, and the sizes that the plan has for it."""
 
     views: list[View]
     page_size_bytes: int
     content_size_bytes: int
-    """Of a page, without padding."""
+    """Bytes of a page without padding."""
     block_stride: int
-    """Bytes from a block of the layer to the next, as the plan has it."""
+    """Bytes from one block of the layer to the next, as planned."""
 
 
 class Caches(TypedDict):
-    """All memory of a cache."""
+    """All memory of a cache, and what each layer sees of it."""
 
     num_blocks: int
     groups: list[list[str]]
-    """The layers of each group, those that share a cache included."""
+    """The names of the layers of each group, sharing layers included."""
     buffers: list[int]
-    """Bytes of each allocation."""
+    """Size of each buffer in bytes."""
     planned: int
-    """Bytes that the plan has for all layers."""
+    """Bytes that the plan has for all layers together."""
     zero: bool
-    """Whether all of it read zero at first, in memory that others had written to before."""
+    """Whether all memory was zero after allocation, although it had been written to before."""
     layers: dict[str, LayerTensors]
 
 
 class TensorsPart(Protocol):
-    """What allocates a cache. There is one, from an `allocate` to the next."""
+    """Allocates a cache, writes to it and reads it. Each `allocate` replaces the cache before."""
 
     def allocate(
         self,
@@ -67,42 +67,51 @@ class TensorsPart(Protocol):
         sharing: Sequence[Pair],
         device: str,
     ) -> Caches:
-        """Plan for the layers with so many blocks, allocate, and let every layer have its views.
+        """Plan for the layers, allocate the memory, and give every layer its views.
 
-        `layout` and `buffers` are of those that the target declares (capabilities `layouts` and `buffers`).
-        Attention layers whose blocks are a multiple of `kernel_block_size` tokens get blocks of that size.
-        `sharing` lists the layers without a cache of their own, with their targets. `device` is one of
-        torch's.
+        Args:
+            layers: the spec of each layer that owns a cache.
+            num_blocks: blocks of the pool, the null block included.
+            layout: one of the capability `layouts`.
+            buffers: one of the capability `buffers`: `each` for a buffer per tensor, `one` for a single one.
+            kernel_block_size: tokens in a kernel block. It applies to attention layers whose block size is a
+                multiple of it. None: a kernel block is a block.
+            sharing: the layers without a cache of their own, with their targets.
+            device: a device of torch.
         """
         ...
 
     def write(self, layer: str, block: int, seed: int) -> str:
-        """Fill what the layer keeps in a block, through its views, with bytes that depend on the seed.
+        """Fill the content of a layer in a block through its views, with bytes made from `seed`.
 
-        Tells them in hexadecimal, in the order in which `read` does.
+        Returns the bytes in hexadecimal, in the order in which `read` returns them.
         """
         ...
 
     def read(self, layer: str, block: int) -> str:
-        """The bytes of what the layer keeps in a block, read through its views, in hexadecimal."""
+        """Read the content of a layer in a block through its views, and return it in hexadecimal."""
         ...
 
-    # Content by slots, as a model runner has them: the slot of a token is the number of its block times the
-    # block's tokens, plus its place within; that of a recurrent state is the number of its block.
+    # Content by slots, as a model runner addresses it. A token's slot is the number of its block times the
+    # block size, plus its place in the block. A recurrent state's slot is the number of its block.
 
     def write_slots(self, layer: str, slots: Sequence[int], marks: Sequence[int]) -> None:
-        """Fill all that the layer keeps in each slot, through its views, with a mark: a number above 0."""
+        """Fill each slot of a layer with its mark, a number above 0, through the layer's views."""
         ...
 
     def copy_slots(self, layer: str, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy what the layer keeps in each slot of `source` to the one of `destination`."""
+        """Copy the content of each slot in `source` to the slot at the same index in `destination`."""
         ...
 
     def compare_slots(
         self, layer: str, slots: Sequence[int], marks: Sequence[int], told: str
     ) -> list[list[int]]:
-        """Where the layer's views show other marks than these: each place in `slots`, and the mark there.
+        """Return the slots in which the layer's views show another mark than expected.
 
-        It is -1 where there is none, or not everywhere the same. What `told` says is for who reads a trace.
+        Each difference is [index in `slots`, the mark found]. The mark is -1 if the slot holds no mark, or
+        more than one.
+
+        Args:
+            told: a note for the reader of a trace; an implementation ignores it.
         """
         ...

@@ -1,4 +1,4 @@
-"""Plain data, which is all that operations take and return."""
+"""Plain data: all that operations take and return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies and state machines that generate work for KV-cache implementations.
+"""Hypothesis strategies and state machines that draw examples for KV-cache implementations.
 
-They draw and exchange plain data only (see `kvref.target`) and check nothing: judging is for the laws.
+They use plain data only (see `kvref.target`) and check nothing. Laws judge what comes out.
 """

@@ -1,4 +1,4 @@
-"""Engines with a cache to be driven: groups of layers whose block sizes fit together, and small numbers."""
+"""Engines that drive a cache manager: groups of layers whose block sizes fit together, and small sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from kvref.target import CacheGroup, SpecClassInfo
-from kvref_strategies.engine import ASKS, CHOICES, STRAIGHT, Engine, Setup
+from kvref_strategies.engine import CHOICES, NEEDED, STRAIGHT, Engine, Setup
 from kvref_strategies.specs import class_info, declares, judged, minimal, missing_menu
 from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
@@ -23,47 +23,47 @@ KINDS = (
     "CrossAttentionSpec",
     "MambaSpec",
 )
-"""The kinds whose rules the laws of the cache know; a class is of the nearest of them among its ancestors."""
+"""The kinds whose rules the laws of the cache know. A class is of the nearest kind among its ancestors."""
 
 OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec", "KpoolTailSpec")
-"""Kinds with other rules, whatever they derive from."""
+"""Kinds with rules that the laws do not know, although they derive from one of `KINDS`."""
 
 COMPANION = "FullAttentionSpec"
-"""What layers there are beside those of the class in question, and others of its own."""
+"""The class of the other groups, beside those of the subject."""
 
-UNKNOWN_KIND = "the rules of its kind are not known here"
-"""Why there is no cache for layers of a class."""
+UNKNOWN_KIND = "kvref does not know the rules of its kind"
+"""Why a class gets no cache."""
 
 BLOCK_SIZES = [2, 4]
-"""Tokens; where a class takes other ones, all lengths grow with them."""
+"""In tokens. If a class takes only larger blocks, all lengths are scaled with them."""
 
 WINDOWS = [4, 2, 3, 6, 9]
-"""Tokens."""
+"""Sliding windows in tokens."""
 
 
 def kind_of(info: SpecClassInfo) -> str | None:
-    """The kind whose rules the class follows, or None if they are not known."""
+    """The kind whose rules the class follows, or None if the laws do not know them."""
     nearest = next((name for name in info["mro"] if name in (*KINDS, *OTHER_KINDS)), None)
     return nearest if nearest in KINDS else None
 
 
-def _reason(info: SpecClassInfo) -> str | None:
+def _why_no_cache(info: SpecClassInfo) -> str | None:
     if kind_of(info) is None:
         return UNKNOWN_KIND
     return missing_menu(info)
 
 
 def cache_subjects(description: Description) -> Subjects:
-    """The classes that are judged, each with the reason why there is no cache for its layers."""
-    return {info["name"]: _reason(info) for info in judged(description)}
+    """The classes to judge, each with the reason why it gets no cache, or None."""
+    return {info["name"]: _why_no_cache(info) for info in judged(description)}
 
 
 OWN_TABLES = "own"
-"""The kind of classes in whose tables a place does not stand for a block of tokens."""
+"""The kind of classes whose block tables are not in the order of tokens (capability `own_tables`)."""
 
 
-def _told(info: SpecClassInfo, field: str) -> list[int]:
-    """The values that the target tells for a field of the class."""
+def _values(info: SpecClassInfo, field: str) -> list[int]:
+    """The values to try that the target lists for a field of the class."""
     return next((list(each.get("values", ())) for each in info["fields"] if each["name"] == field), [])
 
 
@@ -84,9 +84,10 @@ def setups(
     reads_ahead: bool = False,
     companions: Collection[str] = (COMPANION,),
 ) -> Setup:
-    """An engine for layers of the class, alone or beside others of it or of its companions.
+    """Draw an engine for layers of the class, alone or with groups of the same class or its companions.
 
-    With `reads_ahead` some of the layers read one token ahead, where that is possible.
+    Args:
+        reads_ahead: draw draft tokens, and let some layers belong to a draft model (EAGLE) if possible.
     """
     info = class_info(description, subject)
     kind = kind_of(info)
@@ -95,8 +96,8 @@ def setups(
     kinds = [kind_of(each) for each in infos]
     enable_caching = "CrossAttentionSpec" not in kinds and draw(st.sampled_from([True, True, True, False]))
     chunked, recurrent = "ChunkedLocalAttentionSpec" in kinds, "MambaSpec" in kinds
-    # Chunks, and states that are kept now and then, need blocks of one length in all groups.
-    known = _told(info, "block_size") or BLOCK_SIZES
+    # With chunked or recurrent layers all groups need the same block size.
+    known = _values(info, "block_size") or BLOCK_SIZES
     sizes, scale = st.sampled_from(known[:2]), -(-min(known[:2]) // BLOCK_SIZES[0])
     size = draw(sizes)
     one_size = chunked or recurrent or len(infos) == 1
@@ -110,11 +111,11 @@ def setups(
     batch = scale * draw(st.sampled_from([32, 8, 5]))
     modes = description["capabilities"].get("mamba_cache_modes", ["align", "all"])
     if reads_ahead and "align" in modes:
-        # There are no drafts in the other one.
+        # The other mode, "all", has no draft tokens.
         modes = ["align"]
     mode = draw(st.sampled_from(modes)) if enable_caching else "none"
     if recurrent:
-        # No step of a request that has drafts is longer than a block of states.
+        # The last token and its drafts have to fit into one block of a recurrent layer.
         size = next((each for each in (size, *known[:2]) if each > drafts), size)
         block_sizes, drafts = [size for _ in infos], min(drafts, size - 1)
     if mode == "all":
@@ -132,7 +133,7 @@ def setups(
                 eagle,
                 each["name"] in description["capabilities"].get("own_tables", ()),
                 block_size=state_size,
-                sliding_window=draw(st.sampled_from(_told(each, "sliding_window") or windows)),
+                sliding_window=draw(st.sampled_from(_values(each, "sliding_window") or windows)),
                 attention_chunk_size=block_size * draw(st.sampled_from([2, 1, 3])),
                 sink_len=2 * block_size,
                 mamba_cache_mode=mode,
@@ -143,7 +144,7 @@ def setups(
             for optional in ("sliding_window", "attention_chunk_size"):
                 groups[-1]["spec"]["fields"].pop(optional, None)
     if all(group["spec"] == groups[0]["spec"] for group in groups):
-        # A planner makes one group of layers that are all alike.
+        # A planner puts layers with equal specs into one group.
         groups = [{**groups[0], "eagle": any(group["eagle"] for group in groups)}]
     real = [group["spec"]["fields"]["block_size"] for group in groups]
     scheduler_block_size = math.lcm(*real)
@@ -176,35 +177,35 @@ def setups(
     )
 
 
-def memory_of(stage: Stage, setup: Setup, group: CacheGroup) -> int | None:
-    """The most blocks that a request holds of the group, by what its spec says; None if it does not say."""
+def max_blocks(stage: Stage, setup: Setup, group: CacheGroup) -> int | None:
+    """The most blocks of the group that a request holds, computed from its spec; None if that fails."""
     built = stage.perform("specs.build", spec=group["spec"])
-    told = stage.perform(
+    memory = stage.perform(
         "specs.max_memory",
         spec=group["spec"],
         max_model_len=setup.max_model_len,
         max_in_flight_tokens=setup.arguments["max_in_flight_tokens"],
         max_encoder_tokens=setup.max_encoder_tokens,
     )
-    if "value" not in built or "value" not in told:
+    if "value" not in built or "value" not in memory:
         return None
-    return -(-int(told["value"]) // int(built["value"]["page_size_bytes"]))
+    return -(-int(memory["value"]) // int(built["value"]["page_size_bytes"]))
 
 
-def tell_specs(stage: Stage, setup: Setup) -> None:
-    """What an engine has seen of all specs before it makes a cache: that there are such, and of what size."""
-    memory_of(stage, setup, setup.groups[0])
+def build_specs(stage: Stage, setup: Setup) -> None:
+    """Build the spec of every group, as an engine does before it makes a cache."""
+    max_blocks(stage, setup, setup.groups[0])
     for group in setup.groups[1:]:
         stage.perform("specs.build", spec=group["spec"])
 
 
 class CacheMachine(Machine):
-    """An engine that goes on as it likes."""
+    """An engine that takes any possible action, again and again."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
         setup = setups(data.draw, self.description, self.subject)
-        tell_specs(self.stage, setup)
+        build_specs(self.stage, setup)
         self.engine = Engine(self.stage, setup, self.description["parts"])
 
     @rule(choice=st.integers(0, CHOICES - 1))
@@ -213,22 +214,23 @@ class CacheMachine(Machine):
 
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """The same, told beforehand how it goes on."""
+    """Run an engine like that of `CacheMachine`, with its choices given."""
     made = Setup(**setup)
-    tell_specs(stage, made)
+    build_specs(stage, made)
     engine = Engine(stage, made, description["parts"])
     for choice in choices:
         engine.go_on(choice)
 
 
 def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
+    """Draw the setup for `drive`."""
     return asdict(setups(draw, description, subject))
 
 
 def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """With room for everything: compute a prompt, then look for others that begin like it.
+    """With plenty of blocks, compute a prompt, then look up prompts that begin like it.
 
-    Once without layers that read ahead, and once with them, where there can be any.
+    Do so without a draft model, and once more with one if the setup has one.
     """
     setup = setups(draw, description, subject, reads_ahead=draw(st.booleans()))
     setup = replace(setup, num_blocks=100, loads=False, max_batches=1, is_async=False)
@@ -248,7 +250,7 @@ def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def without_drafts(setup: Setup) -> Setup:
-    """The same engine, with nobody to propose any."""
+    """The same engine without draft tokens and without a draft model."""
     groups = [_without_drafts(each) for each in setup.groups]
     return replace(setup, use_eagle=False, drafts=0, groups=groups)
 
@@ -261,10 +263,10 @@ def _without_drafts(group: CacheGroup) -> CacheGroup:
 
 
 def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """As little memory as an engine starts with, and one request that becomes as long as it may."""
+    """Give the engine the least memory with which it starts, and run one request to the longest length."""
     setup = setups(draw, description, subject)
     setup = replace(setup, use_eagle=False, loads=False)
-    blocks = [memory_of(stage, setup, group) for group in setup.groups]
+    blocks = [max_blocks(stage, setup, group) for group in setup.groups]
     if None in blocks:
         return
     trial = stage.perform("cache.create", **setup.arguments)
@@ -275,27 +277,27 @@ def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> N
     engine = Engine(stage, setup, description["parts"])
     length = draw(st.integers(1, setup.max_model_len - 1))
     request = engine.submit([0] * length, setup.max_model_len, encoder=setup.max_encoder_tokens)
-    # Chunks of any size, and drafts accepted or not; but nothing else than going on.
+    # Vary the sizes of steps and which drafts are accepted, but take no other action.
     engine.finish(request, draw(st.lists(st.integers(0, CHOICES // STRAIGHT - 1), max_size=12)))
 
 
 def drafted(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """One request at a time, with many drafts for a step, few, or none."""
+    """Run one request at a time, with many draft tokens in a step, few, or none."""
     setup = setups(draw, description, subject, reads_ahead=True)
     setup = replace(setup, loads=False, max_batches=1, is_async=False, use_eagle=False)
     engine = Engine(stage, setup, description["parts"])
     prompt = [0] * draw(st.integers(1, setup.max_model_len // 4))
-    # What comes of a step takes a few small digits; Hypothesis draws larger numbers less evenly.
+    # A few small digits decide a step. Hypothesis draws larger numbers less evenly.
     for how in draw(st.lists(st.integers(0, (1 << 16) - 1), min_size=12, max_size=24)):
         if not engine.running and not engine.waiting:
             engine.submit(prompt, setup.max_model_len, encoder=setup.max_encoder_tokens)
-        # Scheduled with all there is, handed over, and back with this.
+        # Schedule all that is possible, hand the step over, and take its output as `how` says.
         for choice in (0, 0, how * STRAIGHT):
             engine.go_on(choice)
 
 
-_PARTS = ("specs", "specs.max_memory", "cache", *(f"cache.{name}" for name in (*ASKS, "reset", "state")))
-_UNOBSERVED = "no cache for such layers could be made, or it offered nothing to judge"
+_PARTS = ("specs", "specs.max_memory", "cache", *(f"cache.{name}" for name in (*NEEDED, "reset", "state")))
+_UNOBSERVED = "the target made no cache for these layers, or no example gave the law anything to judge"
 
 WORKLOADS = [
     Workload(

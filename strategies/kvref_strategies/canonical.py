@@ -1,4 +1,4 @@
-"""A cache as connectors see it: written and read through layers and through rows, its blocks copied."""
+"""The canonical view of a cache: write and read it through layers and through rows, and copy blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvref_strategies.workload import Description, Draw, Stage, Workload
 
 
 def rows(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Register a cache; write to some of it and read that, and copy a block to another."""
+    """Register a cache, write to a block, read it, and perhaps copy it to another block."""
     layers = draw_layers(draw, stage, description, subject)
     if not layers:
         return
@@ -63,6 +63,6 @@ WORKLOADS = [
         tensor_subjects,
         rows,
         weight=0.5,
-        unobserved="no such layers could be allocated, or nothing that the law speaks of was",
+        unobserved="the target did not allocate these layers, or nothing that the law is about",
     ),
 ]

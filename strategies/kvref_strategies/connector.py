@@ -1,6 +1,6 @@
-"""What an engine asks of a connector that copies blocks to the host and back.
+"""An engine that drives a connector, which copies blocks to the host and back.
 
-What an engine owes a connector is written down in docs/engine-contract.md.
+For the rules that an engine keeps towards a connector, see docs/engine-contract.md.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hypothesis.stateful import initialize, rule
 from kvref_strategies.workload import Description, Machine, Stage, Subjects, Workload
 
 MAX_BLOCKS = 6
-"""Of the pool, the null block included."""
+"""The most blocks of the pool, the null block included."""
 
 MAX_HOST_BLOCKS = 4
 
 PATIENCE = 20
-"""How often it is asked in a row whether the jobs are done."""
+"""How often in a row the engine asks which jobs have finished, before it gives up."""
 
 CHOICE = st.integers(0, 2**12 - 1)
-"""What to do, with what, and how: in one number, since Hypothesis reduces steps of few draws best."""
+"""One number for what to do, with what, and how: Hypothesis reduces steps of few draws best."""
 
 
 @dataclass
@@ -32,28 +32,28 @@ class Table:
 
     blocks: list[int]
     written: bool = False
-    """Whether there is something in them."""
+    """Whether the blocks have content."""
     loading: bool = False
-    """Whether there will be, once a job is done."""
+    """Whether a load in flight will fill them."""
 
 
 @dataclass
 class Job:
-    """Blocks on their way to the host, or back to a table, which is given then."""
+    """A store, or a load into the blocks of `table`."""
 
     blocks: list[int]
     places: list[int]
-    """On the host."""
+    """The host blocks."""
     table: Table | None = None
 
 
 @dataclass
 class Engine:
-    """Asks a connector what an engine asks, and knows who holds what.
+    """Drives the part `connector` of a target as an engine does.
 
-    A step begins with `start_transfers`, and what it computes is written behind that. A store is asked for
-    blocks that were written, which may be freed at once; a load for new ones, which are neither freed nor
-    looked at before it is done.
+    A step begins with `start_transfers`, and writes new blocks after that. A store is for blocks that have
+    been written; they may be freed at once. A load is for new blocks; they are neither freed nor read before
+    it has finished.
     """
 
     stage: Stage
@@ -62,100 +62,101 @@ class Engine:
     device: str
     tables: list[Table] = field(default_factory=list)
     jobs: dict[str, Job] = field(default_factory=dict)
-    """Those that are under way."""
-    there: set[int] = field(default_factory=set)
-    """Places of the host with content that can be loaded."""
+    """The jobs in flight, by name."""
+    stored: set[int] = field(default_factory=set)
+    """Host blocks with content that can be loaded."""
     number: int = 0
     seed: int = 0
     broken: bool = False
-    """Whether something was refused: what is behind that, nobody knows."""
+    """Whether the target has refused an operation. Then its state is unknown, and the engine stops."""
 
     def __post_init__(self) -> None:
         self.ask("create", num_blocks=self.num_blocks, host_blocks=self.host_blocks, device=self.device)
         self.kinds: list[tuple[Callable[[], list[Any]], Callable[[Any, int], None]]] = [
             (self.room, self.take),
-            (self.the_next_step, self.step),
+            (self.step_to_begin, self.step),
             (self.tables_to_store, self.store),
             (self.tables_to_free, self.free),
             (self.room, self.take),
-            (self.places_to_load, self.load),
-            (self.the_next_step, self.step),
+            (self.host_blocks_to_load, self.load),
+            (self.step_to_begin, self.step),
             (self.tables_to_store, self.store),
-            (self.the_jobs, self.finished),
-            (self.places_to_load, self.load),
-            (self.all_there_is, self.settle),
+            (self.jobs_in_flight, self.finished),
+            (self.host_blocks_to_load, self.load),
+            (self.anything_open, self.settle),
         ]
 
     def go_on(self, choice: int) -> None:
+        """Do one action, which the digits of `choice` decide."""
         if self.broken:
             return
         what, which, how = choice % len(self.kinds), choice // 16 % 8, choice // 128
-        # What is not possible is left to the next one, so that fewer steps before change little.
+        # If an action is not possible, take the next one: then leaving out an earlier step changes little.
         for choices, act in self.kinds[what:] + self.kinds[:what]:
             if these := choices():
                 act(these[-1 - which % len(these)], how)
                 return
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """What is answered, or None if it was refused, or something was before."""
+        """Perform an operation, and return its answer; None if it or an earlier one was refused."""
         if self.broken:
             return None
         outcome = self.stage.perform(f"connector.{operation}", **arguments)
         self.broken = self.broken or "value" not in outcome
         return outcome.get("value")
 
-    # What things can be done with.
+    # What each action can be done with.
 
     @property
     def free_count(self) -> int:
-        """Blocks that are free, as long as those that a store reads are not."""
+        """The number of free blocks. Blocks that a store in flight reads are not free."""
         held = {block for table in self.tables for block in table.blocks}
         held.update(block for job in self.jobs.values() for block in job.blocks)
         return self.num_blocks - 1 - len(held)
 
-    def the_next_step(self) -> list[None]:
+    def step_to_begin(self) -> list[None]:
         new = any(not table.written and not table.loading for table in self.tables)
         return [None] if new or self.jobs else []
 
-    def all_there_is(self) -> list[None]:
+    def anything_open(self) -> list[None]:
         return [None] if self.tables or self.jobs else []
 
     def room(self) -> list[int]:
         return [self.free_count] if self.free_count > 0 else []
 
     def tables_to_store(self) -> list[Table]:
-        return [table for table in self.tables if table.written] if self.places_to_fill() else []
+        return [table for table in self.tables if table.written] if self.host_blocks_to_fill() else []
 
     def tables_to_free(self) -> list[Table]:
         return [table for table in self.tables if not table.loading]
 
-    def the_jobs(self) -> list[None]:
+    def jobs_in_flight(self) -> list[None]:
         return [None] if self.jobs else []
 
-    def places_to_load(self) -> list[int]:
-        return sorted(self.there) if self.free_count > 0 else []
+    def host_blocks_to_load(self) -> list[int]:
+        return sorted(self.stored) if self.free_count > 0 else []
 
-    def places_to_fill(self) -> list[int]:
-        """Places of the host that no job reads or fills, the empty ones first."""
+    def host_blocks_to_fill(self) -> list[int]:
+        """The host blocks that no job reads or fills, the empty ones first."""
         busy = {place for job in self.jobs.values() for place in job.places}
         places = [place for place in range(self.host_blocks) if place not in busy]
-        return sorted(places, key=lambda place: place in self.there)
+        return sorted(places, key=lambda place: place in self.stored)
 
-    # What is done with one of them.
+    # The actions.
 
     def take(self, most: int, how: int) -> None:
-        """A new request, with some of the free blocks."""
+        """Add a request, with some of the free blocks."""
         self.tables += self.new_tables(1 + how % most)
 
     def new_tables(self, num_blocks: int) -> list[Table]:
-        """One with new blocks, or none."""
+        """A table with new blocks, or an empty list if the target refuses."""
         taken = self.ask("take", num_blocks=num_blocks)
         held = {block for table in self.tables for block in table.blocks}
         self.broken = self.broken or not taken or bool(held.intersection(taken))
         return [] if self.broken else [Table(taken)]
 
     def step(self, nothing: None, how: int) -> None:
-        """Start the transfers, compute what there are new blocks for, and perhaps ask what is done."""
+        """Start the transfers, write the new blocks, and perhaps ask which jobs have finished."""
         self.ask("start_transfers")
         for table in self.tables:
             if not table.written and not table.loading:
@@ -167,16 +168,16 @@ class Engine:
             self.finished(None, how)
 
     def store(self, table: Table, how: int) -> None:
-        """Have some blocks of a request kept on the host, the last one among them."""
-        places = self.places_to_fill()
+        """Store the last blocks of a request on the host."""
+        places = self.host_blocks_to_fill()
         blocks = table.blocks[-1 - how % len(places) :]
         places = places[: len(blocks)]
-        self.there.difference_update(places)
+        self.stored.difference_update(places)
         self.submit("store", Job(blocks, places))
 
     def load(self, first: int, how: int) -> None:
-        """A new request, whose blocks are loaded from the host."""
-        places = [place for place in sorted(self.there) if place >= first]
+        """Add a request whose blocks are loaded from the host."""
+        places = [place for place in sorted(self.stored) if place >= first]
         for table in self.new_tables(1 + how % min(self.free_count, len(places))):
             table.loading = True
             self.tables.append(table)
@@ -189,25 +190,25 @@ class Engine:
         self.ask(operation, job=f"j{self.number}", pairs=pairs)
 
     def free(self, table: Table, how: int) -> None:
-        """A request ends, or is preempted."""
+        """Free the blocks of a request that ends or is preempted."""
         self.tables.remove(table)
         self.ask("free", blocks=table.blocks[::-1])
 
     def finished(self, nothing: None, how: int) -> None:
-        """Ask what is done, and look at what was loaded."""
+        """Ask which jobs have finished, and read the loaded blocks."""
         for name in self.ask("finished") or ():
             job = self.jobs.pop(name, None)
             if job is None:
                 continue
             if job.table is None:
-                self.there.update(job.places)
+                self.stored.update(job.places)
                 continue
             job.table.loading, job.table.written = False, True
             for block in job.table.blocks:
                 self.ask("read", block=block)
 
     def settle(self, nothing: None, how: int) -> None:
-        """Wait for all jobs, end all requests, and take all blocks that there are."""
+        """Wait for all jobs, free all requests, then take all blocks of the pool."""
         self.step(None, how)
         for _ in range(PATIENCE):
             if self.jobs and not self.broken:
@@ -219,7 +220,7 @@ class Engine:
 
 
 class ConnectorMachine(Machine):
-    """An engine that goes on as it likes."""
+    """An engine that takes any possible action, again and again."""
 
     @initialize(num_blocks=st.integers(2, MAX_BLOCKS), host_blocks=st.integers(1, MAX_HOST_BLOCKS))
     def start(self, num_blocks: int, host_blocks: int) -> None:

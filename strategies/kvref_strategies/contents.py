@@ -1,7 +1,7 @@
-"""What requests consist of: pairs that share a beginning and differ in one thing, block sizes, processes.
+"""Contents of requests to hash: pairs that differ in one thing, several block sizes, several processes.
 
-Contents are such as engines get: an item has one shape wherever it occurs (but for `item shapes`), its
-placeholders are special tokens, and items and embeddings stand in the prompt.
+Contents are like those that engines get. An item has the same shape wherever it occurs, except for the
+subject `item shapes`. Its placeholders are special tokens, and items and embeddings are only in the prompt.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from kvref.target import Content
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 KINDS = ("adapter", "salt", "items", "interleaved items", "item shapes", "embeddings")
-"""What the capability `contents` may name; every target takes tokens."""
+"""The kinds of content that the capability `contents` may list. Every target takes tokens."""
 
 HASH_BLOCK_SIZES = st.sampled_from([4, 8, 16])
 
 TOKENS = st.sampled_from([0, 1, 2, 128000])
 PLACEHOLDER, SEPARATOR = 9, 8
-"""Tokens where an embedding goes, and those between them."""
+"""The token in place of an embedding, and the token between them."""
 
 NAMES = st.sampled_from(["cat", "dog", "cow"])
 SHAPES = ("x", "xx", "xxx", "xxxxxx", "x" * 11, "x-xx-x", "-xx-", "-----xx", "xx-----")
-"""Placeholders of items: x is an embedding, - a separator."""
+"""Placeholders of an item: x is an embedding, - a separator."""
 INTERLEAVED = ("aabbaabb", "aab", "aaaaaab", "ab" * 6, "aab" * 7)
-"""Placeholders of two items that share them: a video and its sound, say."""
+"""Placeholders of two items a and b in turns, for example of a video and its sound."""
 ROWS = st.sampled_from([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 
 Piece = dict[str, Any]
-"""A stretch of the prompt: its `tokens`, and the `items` or the `rows` in place of them."""
+"""A piece of the prompt: its `tokens`, and the `items` or embeddings (`rows`) that replace them."""
 
 
 def text_piece(draw: Draw) -> Piece:
@@ -43,7 +43,7 @@ def _item(name: str, shape: str, embedded: str) -> dict[str, Any]:
 
 
 def item_piece(draw: Draw) -> Piece:
-    """One item; its id tells its shape, too."""
+    """One item, whose id also stands for its shape."""
     shape = draw(st.sampled_from(SHAPES))
     tokens = [PLACEHOLDER if mark == "x" else SEPARATOR for mark in shape]
     return {"tokens": tokens, "items": [_item(f"{draw(NAMES)}.{SHAPES.index(shape)}", shape, "x")]}
@@ -59,7 +59,7 @@ def interleaved_piece(draw: Draw) -> Piece:
 
 
 def shape_piece(draw: Draw) -> Piece:
-    """One item of any shape; the id does not tell it."""
+    """One item of any shape. Items with the same id may have different shapes."""
     length = draw(st.integers(1, 8))
     mask = draw(st.none() | st.lists(st.booleans(), min_size=length, max_size=length))
     item = {"id": draw(NAMES), "offset": 0, "length": length, "is_embed": mask}
@@ -80,7 +80,7 @@ PIECES = {
 
 
 def altered(draw: Draw, piece: Piece) -> Piece:
-    """The piece with one token, row or item in another's place, or nearly so."""
+    """The piece with one token, embedding or item replaced by another one, which may be equal."""
     altered = {name: list(values) for name, values in piece.items()}
     name = next(name for name in ("items", "rows", "tokens") if name in piece)
     place = draw(st.integers(0, len(piece[name]) - 1))
@@ -102,7 +102,7 @@ def pieces(draw: Draw, kind: str, count: int) -> list[Piece]:
 
 
 def assembled(prompt: list[Piece], generated: list[int], **more: Any) -> Content:
-    """The content of a request with these pieces as its prompt, and these tokens after it."""
+    """The content of a request with these pieces as its prompt and these output tokens."""
     tokens: list[int] = []
     items: list[dict[str, Any]] = []
     embeddings: dict[str, list[float]] = {}
@@ -117,7 +117,7 @@ def assembled(prompt: list[Piece], generated: list[int], **more: Any) -> Content
 
 
 def fields(draw: Draw, kind: str, description: Description) -> dict[str, Any]:
-    """Adapter and salt, where it is about these; a name may be that of either."""
+    """Draw adapter and salt, if the kind is one of them. Both have the same possible names."""
     drawn = {"adapter": ("adapter",), "salt": ("salt", "adapter")}.get(kind, ())
     return {name: draw(st.none() | NAMES) for name in drawn if takes(description, name)}
 
@@ -133,7 +133,7 @@ SINGLE: dict[str, list[Piece]] = {
         _only(items=[{"id": "cat", "offset": 0, "length": 1, "is_embed": mask}]) for mask in (None, [False])
     ],
 }
-"""Pieces of one position, by kind, besides tokens."""
+"""Pieces of one position that are not tokens, by kind."""
 
 
 def single(draw: Draw, kind: str) -> Piece:
@@ -142,13 +142,13 @@ def single(draw: Draw, kind: str) -> Piece:
 
 
 def filled(prompt: list[Piece], size: int) -> list[Piece]:
-    """The pieces, and tokens behind them if they are too few for a block of this size."""
+    """The pieces, followed by tokens if they do not fill a block of this size."""
     missing = size - sum(len(piece["tokens"]) for piece in prompt)
     return [*prompt, {"tokens": [0] * missing}] if missing > 0 else prompt
 
 
 def contents(draw: Draw, description: Description, size: int) -> Content:
-    """A content of any kind the target takes, with at least so many tokens."""
+    """Draw a content of any kind that the target takes, with at least `size` tokens."""
     kind = draw(st.sampled_from([kind for kind in ("tokens", *KINDS) if takes(description, kind)]))
     prompt = filled(pieces(draw, kind, draw(st.integers(1, 4))), size)
     generated = draw(st.lists(TOKENS, max_size=6))
@@ -156,9 +156,9 @@ def contents(draw: Draw, description: Description, size: int) -> Content:
 
 
 def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Content, Content]:
-    """Two contents of at least so many tokens, which differ in a piece, their order, the end, or a field.
+    """Draw two contents that differ in a piece, the order of pieces, the end, or a field, or are equal.
 
-    Or not at all. What was generated for one of them may be in the other's prompt.
+    Each has at least `size` tokens. Output tokens of one may be prompt tokens of the other.
     """
     first = pieces(draw, kind, draw(st.integers(1, 4)))
     place = draw(st.integers(0, len(first) - 1))
@@ -167,7 +167,7 @@ def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Co
             place = draw(st.sampled_from([n for n, piece in enumerate(first) if len(piece) > 1] or [place]))
             second = [*first[:place], altered(draw, first[place]), *first[place + 1 :]]
         case "replaced":
-            # By something of the same length, so that all the rest stays where it was.
+            # By a piece of the same length, so that the others keep their positions.
             second = [*first[:place], single(draw, kind), *first[place:]]
             first = [*first[:place], single(draw, kind), *first[place:]]
         case "order":
@@ -175,7 +175,7 @@ def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Co
         case "end":
             second = [*first[: place + 1], *pieces(draw, kind, draw(st.integers(1, 3)))]
         case _:
-            # Nothing but tokens at first.
+            # The first content has tokens only.
             beginning = filled([text_piece(draw)], size)
             first, second = [*beginning, text_piece(draw)], [*beginning, *first]
     generated = draw(st.lists(TOKENS, max_size=8))
@@ -191,14 +191,14 @@ def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Co
 
 
 def compare(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Hash two contents."""
+    """Hash two contents that differ in one thing or are equal."""
     size = draw(HASH_BLOCK_SIZES)
     for content in pair(draw, description, subject, size):
         stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
 
 
 def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Hash a content, and ask for the keys of larger blocks."""
+    """Hash a content, and ask for the hashes of larger blocks."""
     size = draw(HASH_BLOCK_SIZES)
     multiple = draw(st.integers(1, 4))
     content = contents(draw, description, size * multiple)
@@ -207,11 +207,11 @@ def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 OTHER_PROCESS = "-R"
-"""A process that imports the target anew, in which Python's own hashes are others."""
+"""The interpreter flag of a process that imports the target anew with another seed for `hash()`."""
 
 
 def processes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Hash a content in one process and in another."""
+    """Hash a content in two processes."""
     size = draw(HASH_BLOCK_SIZES)
     content = contents(draw, description, size)
     stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
@@ -224,7 +224,7 @@ def takes(description: Description, kind: str) -> bool:
 
 
 def kinds(description: Description) -> Subjects:
-    """Tokens, and whatever else there is, with the reason why it is left out where it is."""
+    """The kinds of content, each with the reason why it is left out, or None."""
     return {
         kind: None if takes(description, kind) else f"the target takes no {kind}"
         for kind in ("tokens", *KINDS)

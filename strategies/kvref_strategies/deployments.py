@@ -1,4 +1,4 @@
-"""What an engine makes of a model: workers that share it, block sizes, a cache manager, what is reported."""
+"""What an engine does with a model: plan for workers, resolve block sizes, make a cache manager, report."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvref_strategies.specs import class_info, descriptors, spec_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 BARE = "a stage without layers"
-"""Of a pipeline: none of the layers there has a cache, as in models that leave attention out of many."""
+"""A pipeline stage in which no layer has a cache, as in models with attention in few layers."""
 
 
 def workers(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Plan for the stages of a pipeline, each on one rank or two, every rank with memory of its own.
+    """Plan for the stages of a pipeline, each on one or two ranks with different memory.
 
-    Before that, plan for each of them alone, and group the layers of all.
+    Before that, group the layers of all stages, and plan for each worker alone.
     """
     stages = draw(st.sampled_from([1, 2, 3]))
     family = "full attention" if subject == BARE else subject
@@ -27,7 +27,7 @@ def workers(draw: Draw, stage: Stage, description: Description, subject: str) ->
     parts = [part for part in parts if part] + [{}] * (subject == BARE)
     ranks = 2 if len(parts) == 1 else draw(st.sampled_from([1, 2]))
     everyone = [{"layers": part, "memory": model.memory(draw)} for part in parts for _ in range(ranks)]
-    # In the order in which the workers have them.
+    # The layers in the order of the workers.
     stage.perform("planner.groups", layers={name: spec for part in parts for name, spec in part.items()})
     for worker in everyone:
         if worker["layers"]:
@@ -40,7 +40,7 @@ def _stages(description: Description) -> Subjects:
 
 
 def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Resolve the block sizes of a model, make a cache manager with them, and one with others."""
+    """Resolve the block sizes of a model, and make a cache manager with them, and one with other sizes."""
     model = draw_model(draw, stage, description, subject, 1)
     if model is None:
         return
@@ -69,7 +69,7 @@ def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def managers(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Make a cache manager for a model of one layer, with caching or else without."""
+    """Make a cache manager for a model of one layer, with prefix caching or, if that fails, without."""
     stage.perform("registry.initialise")
     spec = draw(descriptors(class_info(description, subject)))
     if "value" not in stage.perform("specs.build", spec=spec):
@@ -83,7 +83,7 @@ def managers(draw: Draw, stage: Stage, description: Description, subject: str) -
 
 
 def make_manager(stage: Stage, spec: SpecDescriptor, caching: bool) -> bool:
-    """Make a cache manager for a layer with the block sizes that are resolved for it; says whether it was."""
+    """Make a cache manager for a layer with its resolved block sizes; return whether that worked."""
     arguments = {"layers": {"layer.0": spec}, "enable_caching": caching}
     resolved = stage.perform("planner.block_sizes", **arguments)
     if "value" not in resolved:
@@ -93,9 +93,9 @@ def make_manager(stage: Stage, spec: SpecDescriptor, caching: bool) -> bool:
 
 
 def can_cache(description: Description, specs: list[SpecDescriptor]) -> bool:
-    """Whether an engine may have prefix caching on for layers with these specs.
+    """Whether an engine can have prefix caching for layers with these specs.
 
-    Not with cross attention, nor with recurrent states that are kept for nobody.
+    It cannot with cross attention, nor with recurrent layers in the mode "none".
     """
     known = {info["name"]: info["mro"] for info in description["classes"]}
     return not any(
@@ -109,20 +109,20 @@ def can_cache(description: Description, specs: list[SpecDescriptor]) -> bool:
 
 
 def capacity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Ask what a plan amounts to, with its groups in either order; then plan for what one request takes.
+    """Ask for the capacity of a plan, with its groups in either order; then plan for a single request.
 
-    Where that is not told, plan for the same memory: there may be no plan either.
+    If the target does not report the capacity, plan for the same memory: perhaps there is no plan either.
     """
     model = draw_model(draw, stage, description, subject, 1)
     if model is None:
         return
     memory = model.memory(draw)
     for backwards in (False, True):
-        told = stage.perform(
+        answer = stage.perform(
             "planner.capacity", layers=model.layers, memory=memory, backwards=backwards, **LIMITS
         )
-    if "value" in told:
-        plan = told["value"]
+    if "value" in answer:
+        plan = answer["value"]
         memory = -(-memory // plan["num_blocks"]) * (sum(plan["blocks_per_request"]) + 1)
     stage.perform("planner.config", layers=model.layers, memory=memory, **LIMITS)
 
@@ -132,7 +132,7 @@ _SIZES = ("planner.block_sizes", "planner.construct")
 
 WORKLOADS = [
     Workload("deployments.workers", (*_PARTS, "planner.workers"), _stages, workers, weight=0.2),
-    # In processes of their own, since some lines are logged once in a process.
+    # Isolated, because some lines are logged only once in a process.
     Workload("deployments.sizes", (*_PARTS, *_SIZES), families, sizes, isolated=True, weight=0.1),
     Workload(
         "deployments.managers",

@@ -1,4 +1,4 @@
-"""Operations on a plugin as a whole: what it overrides, what it replaces, what loading it changes."""
+"""Whether a plugin fits: what it overrides, what it replaces, and what loading it changes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NO_PLUGIN: Subjects = {"": "there is no plugin"}
 
 
 def stock_classes(description: Description) -> list[SpecClassInfo]:
-    """The implementation's own classes for layers, those that specs can be drawn for."""
+    """The implementation's own classes of layers for which specs can be drawn."""
     infos = description["classes"]
     stock = [info for info in infos if info.get("origin", "stock") == "stock" and info["role"] == "layer"]
     return [info for info in stock if missing_menu(info) is None]
 
 
 def stock_ancestor(description: Description, name: str) -> SpecClassInfo | None:
-    """The nearest ancestor that is the implementation's own, if specs of it can be drawn."""
+    """The nearest ancestor among the implementation's own classes for which specs can be drawn."""
     stock = {info["name"]: info for info in stock_classes(description)}
     return next((stock[a] for a in class_info(description, name)["mro"] if a in stock), None)
 
@@ -47,9 +47,9 @@ def _without_classes(description: Description) -> Subjects:
 
 
 def signatures(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """What a class overrides, and how the implementation calls methods of one of these names."""
-    told = stage.perform("drift.overrides", name=subject)
-    names = [override["name"] for override in told.get("value", ()) if override["parameters"] is not None]
+    """List what a class overrides, and how the implementation calls one of these methods."""
+    answer = stage.perform("drift.overrides", name=subject)
+    names = [override["name"] for override in answer.get("value", ()) if override["parameters"] is not None]
     if names:
         stage.perform("drift.calls", names=[draw(st.sampled_from(names))])
 
@@ -63,9 +63,9 @@ def _reachable(description: Description) -> Subjects:
 
 
 def reach(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Use a spec of the stock ancestor, then one of a class derived from that, and note what is reached.
+    """Use a spec of the stock ancestor, then of a class derived from it, and see which overrides are reached.
 
-    What is looked for is what the plugin overrides, in this spec class and in its manager classes.
+    The overrides are those of this spec class and of the plugin's manager classes.
     """
     ancestor = stock_ancestor(description, subject)
     if ancestor is None:
@@ -80,8 +80,8 @@ def reach(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def _methods(stage: Stage, name: str) -> list[str]:
-    told = stage.perform("drift.overrides", name=name)
-    return [override["name"] for override in told.get("value", ()) if override["core_kind"] != "attribute"]
+    answer = stage.perform("drift.overrides", name=name)
+    return [override["name"] for override in answer.get("value", ()) if override["core_kind"] != "attribute"]
 
 
 def _plugin(description: Description) -> Subjects:
@@ -89,9 +89,9 @@ def _plugin(description: Description) -> Subjects:
 
 
 def patches(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """List what the plugin replaces, and look whether that exists where the plugin is left out.
+    """List the names that the plugin replaces, and see whether they exist in a process without the plugin.
 
-    Where it does not, it may be something new, which somebody then reads.
+    A name that does not exist there may be a new one. Then ask whether any code reads it.
     """
     plugin = description["plugin"]
     packages = plugin["packages"] if plugin is not None else []
@@ -111,9 +111,9 @@ def _hook(description: Description) -> Subjects:
 
 
 def hook(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Watch the platform's hook through look-ups and initialisations, whichever comes first."""
+    """Count the runs of the platform's hook during look-ups and initialisations, in either order."""
     infos = [i for i in description["classes"] if i["role"] == "layer" and missing_menu(i) is None]
-    asked = draw(st.lists(st.sampled_from(infos), min_size=1, max_size=3))
+    looked_up = draw(st.lists(st.sampled_from(infos), min_size=1, max_size=3))
     initialised = draw(st.booleans())
     stage.perform("drift.watch_hook")
     stage.perform("drift.hook_calls")
@@ -121,7 +121,7 @@ def hook(draw: Draw, stage: Stage, description: Description, subject: str) -> No
         if initialise:
             stage.perform("registry.initialise")
             stage.perform("drift.hook_calls")
-        for info in asked:
+        for info in looked_up:
             stage.perform("registry.lookup", spec=minimal(info))
         stage.perform("drift.hook_calls")
 
@@ -131,7 +131,7 @@ def _stock(description: Description) -> Subjects:
 
 
 def stock(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """The same operations on a stock class with the plugin and without."""
+    """Perform the same operations on a stock class with the plugin and without it."""
     info = draw(st.sampled_from(stock_classes(description)))
     spec, other = draw(descriptors(info)), draw(descriptors(info))
     block_size = draw(st.sampled_from(legal_block_sizes(info, spec)))
@@ -155,7 +155,7 @@ WORKLOADS = [
         _overriding,
         signatures,
         weight=0.5,
-        unobserved="nothing calls what the class overrides, as far as the source tells",
+        unobserved="no source code of the implementation calls what the class overrides",
     ),
     Workload(
         "drift.reach",

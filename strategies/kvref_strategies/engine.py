@@ -1,8 +1,8 @@
-"""A scheduler in miniature: it asks of a cache manager what an engine asks, and nothing else.
+"""A small scheduler: it calls a cache manager the way an engine does, and no other way.
 
-What a scheduler owes the cache manager is written down in docs/engine-contract.md; each rule there has its
-place here. What is scheduled when, and for how many tokens, is left to whoever calls `Engine.go_on`, with a
-number whose digits say what to do, with which of those that it can be done with, and how.
+docs/engine-contract.md lists the rules that a scheduler keeps; each of them is kept here. Everything else is
+open: which request is scheduled next, and for how many tokens. The caller of `Engine.go_on` decides it by a
+number. The digits of the number choose an action, the request or step to act on, and how to do it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from kvref.target import CacheGroup, Hit
 from kvref_strategies.workload import Stage
 
 CHOICES = 1 << 32
-"""Numbers below this are choices."""
+"""A choice is a number from 0 to below this."""
 
 STRAIGHT = 16 * 8
-"""Multiples of this go on with what there is, one way or another."""
+"""A choice that is a multiple of this takes the first possible action, on the first request or step."""
 
 MAX_REQUESTS = 4
-"""That there are at a time."""
+"""The most requests at a time."""
 
 
-ASKS = ("create", "add", "lookup", "allocate", "progress", "cache_blocks", "free", "new_step")
-"""Operations of the part `cache` without which no engine does."""
+NEEDED = ("create", "add", "lookup", "allocate", "progress", "cache_blocks", "free", "new_step")
+"""The operations of the part `cache` that every engine needs."""
 
 Pick = Callable[[int], int]
-"""Decides: it gets a count, and gives a number below it."""
+"""Makes a decision: called with a count, it returns a number from 0 to count - 1."""
 
 
 class Digits:
-    """Decides by the digits of a number, which may be too small: all that is left open is 0."""
+    """Makes decisions by the digits of a number. Once the digits are used up, each decision is 0."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -44,12 +44,12 @@ class Digits:
 
 
 Action = tuple[list[Any], Callable[[Any, Pick], None]]
-"""What something can be done with, and what does it."""
+"""The objects that an action can be done with, and the function that does it with one of them."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """An engine that starts: what its cache manager is made with, and how it schedules. Counts of tokens."""
+    """The settings of an engine: those of its cache manager, and how it schedules. Sizes are in tokens."""
 
     groups: list[CacheGroup]
     num_blocks: int
@@ -60,34 +60,34 @@ class Setup:
     enable_caching: bool = True
     use_eagle: bool = False
     drafts: int = 0
-    """The most drafts that are proposed after a step."""
+    """The most draft tokens that are proposed for a request after a step."""
     max_encoder_tokens: int = 0
     max_batches: int = 1
-    """Steps that may be under way at a time."""
+    """The most steps in flight at a time."""
     is_async: bool = False
     """Whether a request is scheduled again before its last output is known."""
     whole: bool = False
-    """Whether a request is let in only if all of its tokens fit."""
+    """Whether a request is admitted only if all of its tokens fit."""
     align: int | None = None
-    """Where recurrent states are kept at the end of a step alone: the length of their blocks."""
+    """If recurrent states are cached only at the end of a step: the block size of their layers."""
     loads: bool = False
-    """Whether there is somewhere else that tokens can be loaded from."""
+    """Whether there is a connector from which tokens can be loaded."""
     drops: bool = False
-    """Whether what a preempted request has under way is of no use when it comes back."""
+    """Whether the output of a preempted request's tokens in flight is dropped."""
     max_chunk: int | None = None
     """The most tokens of a request that are computed in a step with others."""
     priority: bool = False
-    """Whether another request than the last one may have to make room."""
+    """Whether any running request may be preempted, not only the last one."""
     withdraws: bool = True
-    """Whether it may be one that has its places in the step already."""
+    """With `priority`: whether it may also be one that the same step has scheduled already."""
     salts: bool = True
-    """Whether there are requests that share cached content only with those of the same salt."""
+    """Whether some requests have a salt."""
     adapters: bool = False
-    """Whether there are requests for a model with an adapter, and the same ones without."""
+    """Whether some requests run with an adapter."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the cache manager is made with."""
+        """The arguments of `cache.create`."""
         return {
             "groups": self.groups,
             "num_blocks": self.num_blocks,
@@ -108,25 +108,28 @@ class Request:
     name: str
     tokens: list[int]
     limit: int
-    """Tokens at which it ends."""
+    """The number of tokens at which it ends."""
     prompt: int = 0
+    """The number of prompt tokens."""
     computed: int = 0
-    """Scheduled ones included."""
+    """Tokens that are computed or scheduled."""
     in_flight: int = 0
     drafts: int = 0
-    """Proposed for its next step."""
+    """Draft tokens that were proposed for its next step."""
     awaited: int = 0
-    """Outputs and drafts of steps under way, in an engine that does not wait for them."""
+    """Output and draft tokens of steps in flight, in an asynchronous engine."""
     loading: bool = False
+    """Whether a connector loads tokens for it beside the steps."""
     found: int = 0
-    """Tokens found in the cache when it was let in, behind which others are loaded."""
+    """Tokens of its prefix hit, behind which a connector loads others."""
     junction: int = 0
-    """Where it parts from a prefix that others may share, if the cache wants a state kept there."""
+    """End of a longer prefix that others may share, if the cache wants a state cached there."""
     stale: int = 0
-    """Those in flight since before it was preempted: that they were computed says nothing about it now."""
+    """Tokens in flight since before it was preempted. They no longer count as computed."""
     dropped: bool = False
-    """Whether what comes of these is dropped; if not, it is output like any other."""
+    """Whether the output of the stale tokens is dropped. If not, it is output like any other."""
     encoder: int = 0
+    """Encoder tokens."""
 
     def __post_init__(self) -> None:
         self.prompt = len(self.tokens)
@@ -134,27 +137,29 @@ class Request:
 
 @dataclass
 class Scheduled:
-    """What a step computes of a request."""
+    """The tokens of one request that a step computes."""
 
     request: Request
     tokens: int
     drafts: int
+    """How many of them are draft tokens."""
     samples: bool = False
-    """Whether it ends with the last token there is, so that there will be another one."""
+    """Whether the step reaches the request's last token, so that the model samples a new one."""
 
 
 @dataclass
 class Step:
-    """What is scheduled together."""
+    """A step of the engine: all that is scheduled together."""
 
     scheduled: list[Scheduled] = field(default_factory=list)
     place: int = 0
-    """Running requests before this place are scheduled, or passed over, in this step."""
+    """The running requests before this index have been scheduled or skipped."""
     admitting: bool = False
+    """Whether the step has come to the waiting requests."""
     full: bool = False
-    """Whether a request could not be let in, or was preempted: none is let in behind it."""
+    """Whether no other request is admitted: one was refused or preempted."""
     loading: list[Request] = field(default_factory=list)
-    """Whose loads begin in this step."""
+    """The requests whose loads begin in this step."""
 
     @property
     def tokens(self) -> int:
@@ -162,36 +167,44 @@ class Step:
 
 
 class Engine:
-    """Drives the part `cache` of a target, and probes it behind all that may change it.
+    """Drives the part `cache` of a target, and probes its state after each operation that may change it.
 
-    With `as_told` it does without the probe: it asks for what the model runner is told, the tables of
-    the requests of each step.
+    Args:
+        operations: the operations that the target has, as "cache.state".
+        tables_only: do not probe. Ask only for the block tables of each step's requests, as a model runner
+            gets them.
     """
 
-    def __init__(self, stage: Stage, setup: Setup, offered: list[str], *, as_told: bool = False) -> None:
+    def __init__(
+        self, stage: Stage, setup: Setup, operations: list[str], *, tables_only: bool = False
+    ) -> None:
         self.stage = stage
         self.setup = setup
-        self.as_told = as_told
-        self.offered = {name.partition(".")[2] for name in offered if name.startswith("cache.")}
+        self.tables_only = tables_only
+        self.operations = {name.partition(".")[2] for name in operations if name.startswith("cache.")}
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.leaving: list[Request] = []
-        """Aborted while something is loaded for them, and kept until that has ended."""
+        """Requests that were aborted during a load, and keep their blocks until the load has ended."""
         self.prompts: list[tuple[list[int], str | None]] = []
-        self.under_way: deque[Step] = deque()
+        """The (tokens, salt) of earlier prompts, for new ones to begin like."""
+        self.in_flight: deque[Step] = deque()
         self.step: Step | None = None
+        """The step that is being scheduled."""
         self.number = 0
         self.broken = False
-        """Whether the target has refused what it must not: what it is like then, nobody knows."""
+        """Whether the target has refused an operation. Then its state is unknown, and the engine stops."""
         created = self.do("create", **setup.arguments)
         self.shape: dict[str, Any] = created or {}
         self.alignment: int = self.shape.get("alignment", setup.scheduler_block_size)
 
     @property
     def possible(self) -> bool:
+        """Whether the engine can go on."""
         return bool(self.shape) and not self.broken
 
     def go_on(self, choice: int) -> None:
+        """Do one action, which the digits of `choice` decide."""
         if not self.possible:
             return
         pick = Digits(choice)
@@ -201,11 +214,11 @@ class Engine:
         act(these[which % len(these)], pick)
 
     def actions(self) -> list[Action]:
-        """What can be done now; what is there several times is done more often."""
+        """The actions that are possible now. One that is listed several times is chosen more often."""
         admissible = self._admissible()
         admit = ([each for each in admissible if self._may_begin(each)], self.admit)
         run = (self.to_run(), self.run)
-        close, output = (self.open_steps(), self.close), (self.steps_under_way(), self.output)
+        close, output = (self.open_steps(), self.close), (self.oldest_in_flight(), self.output)
         arrive = (self.room(), self.arrive)
         all_actions: list[Action] = [
             *(admit, run, close, output, arrive),
@@ -221,7 +234,7 @@ class Engine:
         return [action for action in all_actions if action[0]]
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """Perform an operation; what it answers, or None if it failed."""
+        """Perform an operation, and return its answer, or None if it was refused."""
         outcome = self.stage.perform(f"cache.{operation}", **arguments)
         if "value" not in outcome:
             self.broken = True
@@ -229,20 +242,20 @@ class Engine:
         return outcome["value"]
 
     def do(self, operation: str, **arguments: Any) -> Any:
-        """The same, and probe what it has changed."""
+        """Perform an operation, then probe the state of the cache; return the answer of the operation."""
         answer = self.ask(operation, **arguments)
-        if not self.broken and not self.as_told and "state" in self.offered:
+        if not self.broken and not self.tables_only and "state" in self.operations:
             self.stage.perform("cache.state")
         return answer
 
-    def _tell_table(self, request: Request) -> None:
-        if self.as_told:
+    def _ask_table(self, request: Request) -> None:
+        if self.tables_only:
             self.ask("block_ids", request=request.name)
 
-    # What things can be done with.
+    # What each action can be done with.
 
     def to_run(self) -> list[Request]:
-        """Running requests that come next in the step, and have something to compute."""
+        """The running requests that the step has not come to yet and that have tokens to compute."""
         if not self._may_schedule():
             return []
         step = self.step or Step()
@@ -254,11 +267,11 @@ class Engine:
         return not request.loading and (request.dropped or not request.stale)
 
     def _may_be_loaded(self, request: Request) -> bool:
-        """Whether all may be there now that a waiting request waits for."""
+        """Whether the load of a waiting request may end now."""
         return request.loading and (self.step is None or request not in self.step.loading)
 
     def _admissible(self) -> list[Request]:
-        """Waiting requests, if any can be let in."""
+        """The waiting requests, if the step can admit any."""
         full = self.step is not None and self.step.full
         return self.waiting if self._may_schedule() and not full else []
 
@@ -268,8 +281,8 @@ class Engine:
     def open_steps(self) -> list[Step]:
         return [self.step] if self.step is not None else []
 
-    def steps_under_way(self) -> list[Step]:
-        return [self.under_way[0]] if self.under_way and self.step is None else []
+    def oldest_in_flight(self) -> list[Step]:
+        return [self.in_flight[0]] if self.in_flight and self.step is None else []
 
     def room(self) -> list[None]:
         requests = len(self.running) + len(self.waiting) + len(self.leaving)
@@ -282,30 +295,30 @@ class Engine:
         return [request for request in self.waiting if request.loading] if self.step is None else []
 
     def between_steps(self) -> list[None]:
-        """An engine with one batch at a time waits for it, and does nothing else but note who has left."""
-        waits = self.under_way and self.setup.max_batches == 1
+        """Possible unless an engine with one step at a time waits for that step."""
+        waits = self.in_flight and self.setup.max_batches == 1
         return [None] if self.step is None and not waits else []
 
     def to_compare(self) -> list[Request]:
-        return self.running if len(self.running) > 1 and "common_prefix" in self.offered else []
+        return self.running if len(self.running) > 1 and "common_prefix" in self.operations else []
 
     def _may_schedule(self) -> bool:
         if self.step is None:
-            return len(self.under_way) < self.setup.max_batches
+            return len(self.in_flight) < self.setup.max_batches
         return self.step.tokens < self.setup.max_num_batched_tokens
 
     def _missing(self, request: Request) -> int:
-        """Tokens of a running request that could be computed now."""
+        """How many tokens of a running request could be computed now."""
         last = request.computed + 2 - request.awaited
         if request.awaited and last >= request.limit:
             return 0
         missing = len(request.tokens) + request.drafts + request.awaited - request.computed
         return min(missing, self.setup.max_model_len - request.computed - 1)
 
-    # What is done with one of them.
+    # The actions.
 
     def arrive(self, nothing: None, pick: Pick) -> None:
-        """A new request; its prompt begins like another one, or is one, unless it is the first."""
+        """Add a request. Its prompt may be new, begin like an earlier one, or be the same."""
         salts = [None, None, None, "salt" if self.setup.salts else None]
         length = 1 + pick(self.setup.max_model_len - 1)
         kind = pick(8)
@@ -329,7 +342,7 @@ class Engine:
         adapter: str | None = None,
         encoder: int = 0,
     ) -> Request:
-        """A new request that ends after so many more tokens, if not before."""
+        """Add a request that ends after this many output tokens, if not before."""
         self.number += 1
         more = min(more, self.setup.max_model_len - len(tokens))
         return self.add(f"r{self.number}", tokens, more, salt, adapter, encoder)
@@ -349,15 +362,18 @@ class Engine:
         self.ask("add", request=request, tokens=tokens, max_tokens=max_tokens, salt=salt, **more)
         return added
 
-    def finish(self, request: Request, hows: Sequence[int] = ()) -> None:
-        """Go on until the request has ended, first like this, and do nothing else."""
+    def finish(self, request: Request, choices: Sequence[int] = ()) -> None:
+        """Go on with the request until it has ended, and do nothing else.
+
+        The choices decide how the first actions are done, for example how many tokens are computed.
+        """
         for place in range(8 * self.setup.max_model_len):
             if not self.possible or request not in (*self.running, *self.waiting):
                 return
-            self.go_on(hows[place] * STRAIGHT if place < len(hows) else 0)
+            self.go_on(choices[place] * STRAIGHT if place < len(choices) else 0)
 
     def open(self, nothing: None, pick: Pick) -> None:
-        """Begin a step, in which it may be that nothing can be done."""
+        """Begin a step. Perhaps nothing can be scheduled in it."""
         self._open_step()
 
     def _open_step(self) -> Step:
@@ -367,7 +383,7 @@ class Engine:
         return self.step
 
     def run(self, request: Request, pick: Pick) -> None:
-        """Schedule a running request; preempt the last ones until there is room."""
+        """Schedule a running request. If there is no room, preempt requests until there is."""
         step = self._open_step()
         new = self._chunk(request, request.computed, self._missing(request), pick)
         place = self.running.index(request)
@@ -392,7 +408,7 @@ class Engine:
                 return
 
     def _victim(self, step: Step, pick: Pick) -> Request:
-        """Who makes room: the last one, or any other."""
+        """The request to preempt: the last running one or, with priorities, any."""
         if not self.setup.priority:
             return self.running[-1]
         scheduled = [] if self.setup.withdraws else [each.request for each in step.scheduled]
@@ -406,13 +422,13 @@ class Engine:
         return self.setup.max_num_batched_tokens - self._open_step().tokens
 
     def _chunk(self, request: Request, start: int, missing: int, pick: Pick) -> int:
-        """How many of the missing tokens are computed: half of the times as many as can be."""
+        """How many of the missing tokens to compute: half of the time as many as possible."""
         most = min(missing, self._budget())
         new = most if most <= 0 or pick(2) == 0 else 1 + pick(most)
         return self._aligned(request, start, new)
 
     def _aligned(self, request: Request, start: int, new: int) -> int:
-        """Let a step of a prefill end where a recurrent state is to be kept."""
+        """Shorten a step of a prefill, so that it ends where a recurrent state is cached."""
         block = self.setup.align
         prefill_end = max(request.prompt, len(request.tokens) - 1)
         if block is None or start >= prefill_end:
@@ -422,19 +438,19 @@ class Engine:
             aligned = end // block * block
             if aligned > start or block <= (self.setup.max_chunk or self.setup.max_num_batched_tokens):
                 end = aligned
-        stops = [self._kept(len(request.tokens), block)]
+        stops = [self._longest_hit(len(request.tokens), block)]
         if start % block:
             stops.append((start // block + 1) * block)
         if self.alignment < block:
-            tail = self._kept(request.prompt, self.setup.hash_block_size)
+            tail = self._longest_hit(request.prompt, self.setup.hash_block_size)
             if stops[0] < tail < request.prompt:
                 stops.append(tail)
         if start < request.junction < end:
             stops.append(start + (request.junction - start) // block * block)
         return max(min([stop for stop in stops if start < stop < end], default=end) - start, 0)
 
-    def _kept(self, tokens: int, unit: int) -> int:
-        """The last place within so many tokens where a later request can begin."""
+    def _longest_hit(self, tokens: int, unit: int) -> int:
+        """The longest prefix of this many tokens, in multiples of `unit`, that a later request can hit."""
         if self.setup.use_eagle:
             return max(0, tokens // unit * unit - unit)
         return (tokens - 1) // unit * unit
@@ -446,7 +462,7 @@ class Engine:
         request.drafts = 0
 
     def _preempt(self, request: Request, drop: bool) -> None:
-        """Its blocks are taken; what it has under way comes back, and counts as in flight until then."""
+        """Free the blocks of a running request. Its tokens in flight stay so until their step is done."""
         self.running.remove(request)
         self.do("free", request=request.name)
         request.computed = request.drafts = request.awaited = 0
@@ -465,7 +481,7 @@ class Engine:
         )
 
     def admit(self, request: Request, pick: Pick) -> None:
-        """Let a waiting request in, with what is found for it."""
+        """Admit a waiting request with its prefix hit and, perhaps, tokens that a connector loads."""
         step = self._open_step()
         step.admitting = True
         hit: Hit | None = None
@@ -479,7 +495,7 @@ class Engine:
             if loads is None:
                 return
             external, delay = loads
-            hit = self._passed_on(hit, external)
+            hit = self._used_hit(hit, external)
             request.found = hit["tokens"]
         start = request.computed + (hit["tokens"] if hit else 0) + external
         new = 0 if delay else self._first_chunk(request, start, pick)
@@ -504,7 +520,7 @@ class Engine:
         if delay:
             request.loading = True
             step.loading.append(request)
-            self._tell_table(request)
+            self._ask_table(request)
             self._progress(request)
             return
         self.waiting.remove(request)
@@ -513,19 +529,19 @@ class Engine:
         self._schedule(request, new)
 
     def _first_chunk(self, request: Request, start: int, pick: Pick) -> int:
-        """How many tokens are computed of a request that is let in."""
+        """How many tokens to compute of a request that is being admitted."""
         missing = len(request.tokens) - start
         padded = 1 + self.setup.drafts
         fits = start + padded < self.setup.max_model_len
         if missing > 1 or not self.setup.drafts or not fits or pick(2) == 0:
             return self._chunk(request, start, missing, pick)
-        # Drafts nobody has proposed, so that all requests of the step have as many rows.
+        # Padded by draft tokens that nobody proposed: all requests of a step have the same number of rows.
         if padded > self._budget():
             return 0
         return padded if self._aligned(request, start, padded) == padded else 1
 
     def _external(self, request: Request, found: int, pick: Pick) -> tuple[int, bool] | None:
-        """How many tokens are loaded from elsewhere, and whether aside; None if nobody knows yet."""
+        """How many tokens a connector loads, and whether beside the steps; None if it does not know yet."""
         if not self.setup.loads or len(request.tokens) == 1:
             return 0, False
         unit = self.setup.scheduler_block_size
@@ -534,14 +550,14 @@ class Engine:
         if kind == 5:
             return None
         external = left if kind == 4 else pick(left // unit + 1) * unit
-        # What lies within a block of which the cache has more is not loaded.
+        # A load that ends within the hit adds nothing.
         if kind < 2 or external <= found % unit:
             return 0, False
-        # What is to be computed must not be nothing, unless nothing is computed yet.
+        # A step has to compute at least one token, so a load of all tokens goes beside the steps.
         return external, kind > 2 or external == left
 
-    def _passed_on(self, hit: Hit, external: int) -> Hit:
-        """What is used of a hit: what ends within a block is loaded as well if more is."""
+    def _used_hit(self, hit: Hit, external: int) -> Hit:
+        """The part of a hit that the request uses. With a load, a hit that ends within a block is cut."""
         tokens, blocks, unit = hit["tokens"], hit["blocks"], self.setup.scheduler_block_size
         if external and tokens % unit:
             tokens -= tokens % unit
@@ -550,7 +566,7 @@ class Engine:
         return {"tokens": tokens, "blocks": blocks, "hashes": []}
 
     def fail(self, request: Request, pick: Pick) -> None:
-        """Not all that is loaded will be right. With one group, its beginning may be."""
+        """Let a load go wrong. With one group the first loaded blocks may still be right."""
         unit = self.setup.scheduler_block_size
         if len(self.setup.groups) > 1:
             request.computed = 0
@@ -560,7 +576,7 @@ class Engine:
         self._progress(request)
 
     def loaded(self, request: Request, pick: Pick) -> None:
-        """Nothing is loaded any more for a request, so that it can be let in."""
+        """End the load of a request, so that it can be admitted: cache what was loaded, or free it all."""
         step = self._open_step()
         step.admitting = True
         request.loading = False
@@ -572,14 +588,14 @@ class Engine:
         self._progress(request)
 
     def close(self, step: Step, pick: Pick) -> None:
-        """Hand the step over to be computed."""
+        """Hand the step over to the model runner."""
         self.step = None
-        if "take_copies" in self.offered:
+        if "take_copies" in self.operations:
             self.do("take_copies")
-        if "take_new_block_ids" in self.offered:
+        if "take_new_block_ids" in self.operations:
             self.ask("take_new_block_ids")
         for each in step.scheduled:
-            self._tell_table(each.request)
+            self._ask_table(each.request)
         for each in step.scheduled:
             request = each.request
             request.computed += each.tokens
@@ -589,12 +605,12 @@ class Engine:
                 request.awaited += 1 + each.drafts
                 request.drafts = self.setup.drafts
             self._progress(request)
-        self.under_way.append(step)
+        self.in_flight.append(step)
 
     def output(self, step: Step, pick: Pick) -> None:
-        """The step is done: drafts are accepted or not, and requests that are computed get a token."""
-        self.under_way.popleft()
-        spoilt, ends = self._spoilt(step, pick)
+        """Process the output of a step: accept or reject draft tokens, and append what was sampled."""
+        self.in_flight.popleft()
+        bad, ends = self._bad_load(step, pick)
         for each in step.scheduled:
             request = each.request
             request.in_flight -= each.tokens
@@ -602,27 +618,27 @@ class Engine:
             request.stale -= each.tokens if stale else 0
             if request not in self.running and request not in self.waiting:
                 continue
-            if each.samples and request is not spoilt and not (stale and request.dropped):
+            if each.samples and request is not bad and not (stale and request.dropped):
                 self._settle(request, each, stale, pick)
             else:
                 self._progress(request)
-        if spoilt is not None:
-            self._progress(spoilt)
+        if bad is not None:
+            self._progress(bad)
             if ends:
-                self._finish(spoilt)
+                self._finish(bad)
             else:
-                self._propose(spoilt, pick)
+                self._propose(bad, pick)
         for request in [*self.leaving]:
             if pick(2):
                 self.leaving.remove(request)
                 self.do("free", request=request.name)
-        if "take_events" in self.offered:
+        if "take_events" in self.operations:
             self.do("take_events")
 
-    def _spoilt(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
-        """A running request for which something wrong was loaded, and whether it ends for that.
+    def _bad_load(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
+        """Perhaps choose a running request with a bad loaded block, and whether the request ends for that.
 
-        If not, it is computed again from there on. Only where blocks have one number in one group.
+        If it does not end, it is computed again from that block on. An engine does this with one group only.
         """
         simple = self.setup.loads and len(self.setup.groups) == self.setup.max_batches == 1
         if not simple or not self.running or pick(8) < 7:
@@ -646,7 +662,7 @@ class Engine:
         return request, ends
 
     def _tables_of_the_first_group(self) -> dict[str, list[int]]:
-        if not self.as_told:
+        if not self.tables_only:
             state: dict[str, Any] = self.ask("state") or {"tables": {}}
             return {name: groups[0] for name, groups in state["tables"].items()}
         names = [request.name for request in (*self.running, *self.waiting, *self.leaving)]
@@ -673,7 +689,7 @@ class Engine:
             self._propose(request, pick)
 
     def _propose(self, request: Request, pick: Pick) -> None:
-        """Drafts for the next step: as many as can be, none, or some."""
+        """Propose draft tokens for the next step: as many as possible, none, or some."""
         most = self.setup.drafts
         if most and not self.setup.is_async:
             how = pick(3)
@@ -684,7 +700,7 @@ class Engine:
         self.do("free", request=request.name)
 
     def abort(self, request: Request, pick: Pick) -> None:
-        """The user has had enough, whatever the request is doing."""
+        """Abort a request in any state. If it is loading, it may keep its blocks until the load has ended."""
         if request.loading and pick(2) == 0:
             self.waiting.remove(request)
             self.leaving.append(request)
@@ -692,7 +708,7 @@ class Engine:
             self._finish(request)
 
     def reset(self, nothing: None, pick: Pick) -> None:
-        """Forget all, if no request is running, or none any more."""
+        """Reset the prefix cache, perhaps after all running requests have been preempted."""
         if pick(4) == 3:
             for request in reversed([*self.running]):
                 self._preempt(request, drop=True)

@@ -1,4 +1,4 @@
-"""Engines whose cache managers are told of tokens that come from elsewhere, and often not all of them."""
+"""Engines with a connector that loads many tokens for requests, and often fails to load all of them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvref_strategies.caches import cache_subjects, setups
-from kvref_strategies.engine import ASKS, CHOICES, Digits, Engine, Setup
+from kvref_strategies.engine import CHOICES, NEEDED, Digits, Engine, Setup
 from kvref_strategies.workload import Description, Draw, Driven, Stage, Workload
 
 LOADING = ("loaded", "fail", "admit", "close", "output", "run", "arrive", "abort")
-"""What an engine does that loads, and how that ends; the first ones more often than the last."""
+"""The actions that lead to loads and to their ends. The first ones are chosen more often than the last."""
 
 ROOMY = 100
-"""Blocks, so that loads are not refused."""
+"""A number of blocks with which no load is refused."""
 
 
 class Often:
-    """Decides by the digits of a number; what comes once in eight times comes every other time."""
+    """Makes decisions by the digits of a number, and takes the eighth of eight ways every other time."""
 
     def __init__(self, number: int) -> None:
         self.digits = Digits(number)
@@ -30,20 +30,20 @@ class Often:
 
 
 def loading_setups(draw: Draw, description: Description, subject: str) -> Setup | None:
-    """An engine with a cache and somewhere to load from; None where it has not both."""
+    """Draw an engine with prefix caching and a connector; None if it cannot have both."""
     setup = setups(draw, description, subject)
     crossing = any(group.get("kind") == "CrossAttentionSpec" for group in setup.groups)
     states = setup.align is None or description["capabilities"].get("loads_states", True)
     if not setup.enable_caching or crossing or not states:
         return None
     if draw(st.booleans()):
-        # Alone and one step after the other: only then bad blocks of running requests are told.
+        # One step at a time: only then can a running request learn of a bad loaded block.
         setup = replace(setup, max_batches=1, is_async=False)
     return replace(setup, loads=True, num_blocks=ROOMY)
 
 
 def go_on_loading(engine: Engine, choice: int) -> None:
-    """Do something of what leads to loads, and to their ends; for 0 nothing, so that examples get short."""
+    """Take one of the actions in `LOADING`; for 0 do nothing, so that examples can be reduced."""
     if not engine.possible or not choice:
         return
     pick = Often(choice - 1)
@@ -55,7 +55,7 @@ def go_on_loading(engine: Engine, choice: int) -> None:
 
 
 def loads(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Much is loaded for requests, and often not all of it is right."""
+    """Load many tokens for requests, often wrongly."""
     setup = loading_setups(draw, description, subject)
     if setup is not None:
         # Hypothesis draws larger numbers less evenly.
@@ -70,12 +70,13 @@ def _load(stage: Stage, description: Description, setup: Setup, choices: Iterabl
 
 
 def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
+    """Draw the setup for `drive`; empty if there is none."""
     setup = loading_setups(draw, description, subject)
     return {} if setup is None else asdict(setup)
 
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """The same, told beforehand how it goes on."""
+    """Run an engine like that of `loads`, with its choices given."""
     if setup:
         _load(stage, description, Setup(**setup), choices)
 
@@ -83,11 +84,11 @@ def drive(stage: Stage, description: Description, setup: dict[str, Any], choices
 WORKLOADS = [
     Workload(
         "cache.loads",
-        ("cache", *(f"cache.{name}" for name in (*ASKS, "evict", "state"))),
+        ("cache", *(f"cache.{name}" for name in (*NEEDED, "evict", "state"))),
         cache_subjects,
         loads,
         weight=0.4,
-        unobserved="no cache for such layers could be made, nothing is loaded into it, or it never has a key",
+        unobserved="the target made no cache for these layers, cannot load into it, or never cached a block",
         driven=Driven(drawn, drive, CHOICES),
     ),
 ]

@@ -1,4 +1,7 @@
-"""Models as a planner sees them: the spec of each layer by name, in the order of the model."""
+"""Models as a planner sees them: the spec of each layer by name, in the order of the model.
+
+A model is of a family, which is a subject of the workloads.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,22 @@ from kvref_strategies.specs import class_info, declares, minimal, missing_menu, 
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 UNREGISTERED = "UnregisteredSpec"
-"""A class that nobody registers, nor anything that it derives from."""
+"""A spec class that is not registered, and neither are its ancestors."""
 
 MAX_LAYERS = 8
 MAX_MODEL_LEN = 128
 LIMITS = {"max_model_len": MAX_MODEL_LEN, "max_in_flight_tokens": 64}
+"""Limits of the engine, in tokens."""
 
 Specs = Callable[[Draw, Stage, Description], list[SpecDescriptor]]
+"""Draws the specs that the layers of a model may have."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one kind: the classes that they need, and the specs that their layers have.
+    """Models of one kind: the spec classes that they need, and a function that draws their specs.
 
-    `registered` tells that some of these are of a class that has to be registered first.
+    `registered` is true if one of the classes has to be registered first.
     """
 
     classes: tuple[str, ...]
@@ -37,14 +42,14 @@ class Family:
 
 
 def spec_with(description: Description, name: str, **fields: Any) -> SpecDescriptor:
-    """The simplest spec of the class with those of these fields that it has."""
+    """The simplest spec of the class, with these fields if the class has them."""
     info = class_info(description, name)
     known = {field: value for field, value in fields.items() if declares(info, field)}
     return {"class": name, "fields": {**minimal(info)["fields"], **known}}
 
 
 def _attention(draw: Draw) -> dict[str, Any]:
-    """What the attention layers of a model have in common."""
+    """Draw the fields that all attention layers of a model share."""
     return {
         "block_size": draw(st.sampled_from([16, 32])),
         "num_kv_heads": draw(st.sampled_from([1, 2])),
@@ -54,7 +59,7 @@ def _attention(draw: Draw) -> dict[str, Any]:
 
 
 def _other_heads(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
-    """The same, or with heads of another number or size, as some models have in some layers."""
+    """The fields, perhaps with another number or size of heads, as some models have in some layers."""
     changed = draw(st.sampled_from([{}, {"num_kv_heads": 4}, {"head_size": 64}, {"num_kv_heads": 3}]))
     return {**fields, **changed}
 
@@ -91,14 +96,14 @@ def _chunks(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     fields = {"block_size": draw(st.sampled_from([64, 32])), "num_kv_heads": 1, "dtype": "torch.float16"}
-    # Says how its cache is stored; an index of the cache, which some models keep beside it, does not.
+    # The layer says how its cache is stored. The index that some models keep beside it does not.
     layer = spec_with(description, "MLAAttentionSpec", **fields, head_size=576, cache_dtype_str="auto")
     index = spec_with(description, "MLAAttentionSpec", **{**fields, "dtype": "torch.uint8"}, head_size=132)
     return [layer, draw(st.sampled_from([layer, index]))]
 
 
 def _drafted(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Latent attention with a draft model that has windows."""
+    """Latent attention, and a draft model with sliding windows."""
     [latent, index] = _latent(draw, stage, description)
     heads = {
         "block_size": latent["fields"]["block_size"],
@@ -110,7 +115,7 @@ def _drafted(draw: Draw, stage: Stage, description: Description) -> list[SpecDes
 
 
 def _hidden(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Attention, and a layer that keeps hidden states of some layers for the user."""
+    """Attention, and a layer that keeps hidden states of other layers for the user."""
     fields = _attention(draw)
     full = spec_with(description, "FullAttentionSpec", **fields)
     window = spec_with(description, "SlidingWindowSpec", **fields, sliding_window=64)
@@ -123,9 +128,9 @@ def _hidden(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 
 def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Attention and recurrent layers, the pages of these padded to those of attention, as platforms do.
+    """Attention and recurrent layers. Recurrent pages are padded to those of attention, as platforms do.
 
-    A draft model may bring attention layers with more heads.
+    A draft model may add attention layers with more heads.
     """
     fields = _attention(draw)
     full = spec_with(description, "FullAttentionSpec", **fields)
@@ -145,7 +150,7 @@ def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
         if "value" in outcome
     ]
     if len(pages) == 2:
-        # Blocks of attention get longer until a state fits into one.
+        # Enlarge the blocks of attention until a state fits into one.
         times = -(-pages[1] // pages[0])
         full = with_field(full, "block_size", fields["block_size"] * times)
         state = with_field(state, "page_size_padded", pages[0] * times)
@@ -172,14 +177,14 @@ def _cross(draw: Draw, stage: Stage, description: Description) -> list[SpecDescr
 
 
 def _block_sizes(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Full attention whose layers need blocks of different lengths, as kernels may."""
+    """Full attention with different block sizes, because the layers use different kernels."""
     fields = _attention(draw)
     full = spec_with(description, "FullAttentionSpec", **fields)
     return [full, with_field(full, "block_size", draw(st.sampled_from([64, 48])))]
 
 
 def _vendor(name: str, draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Attention of one kind, some of it of a vendor's class."""
+    """Attention of one kind, with some layers of a vendor's class."""
     fields = _attention(draw)
     base = draw(st.sampled_from(["FullAttentionSpec", "SlidingWindowSpec"]))
     window = {"sliding_window": 64} if base == "SlidingWindowSpec" else {}
@@ -205,14 +210,15 @@ FAMILIES = {
         ("FullAttentionSpec", "SlidingWindowSpec"), partial(_vendor, LONE_VENDOR), True
     ),
 }
-"""By name, as subjects are."""
+"""The families by name. The names are subjects."""
 
 
 SEVERAL_KINDS = ("windows", "chunks", "latent attention with a draft", "recurrent states", "cross attention")
-"""Families of which an engine may be asked to manage all layers as full attention."""
+"""Families whose layers an engine may manage all as full attention."""
 
 
 def families(description: Description) -> Subjects:
+    """The families, each with the reason why the target has no such models, or None."""
     no_registry = None if has_registry(description) else "there is no registry"
     return {
         name: (no_registry if family.registered else None) or lacking(description, family.classes)
@@ -225,7 +231,7 @@ def has_registry(description: Description) -> bool:
 
 
 def lacking(description: Description, classes: tuple[str, ...]) -> str | None:
-    """Why there are no models with these classes, or None when there are."""
+    """The reason why the target has no models with these classes, or None if it has."""
     known = {info["name"]: missing_menu(info) for info in description["classes"]}
     for name in classes:
         if name not in known:
@@ -237,14 +243,17 @@ def lacking(description: Description, classes: tuple[str, ...]) -> str | None:
 
 @dataclass(frozen=True)
 class Model:
-    """The layers of a model, by name; beside each a number; and the bytes of the largest page."""
+    """A drawn model."""
 
     layers: dict[str, SpecDescriptor]
+    """The spec of each layer, by name."""
     numbers: dict[str, int]
+    """A drawn number for each layer, for the workload to use: a pipeline stage, for example."""
     page: int
+    """The largest page size in bytes."""
 
     def memory(self, draw: Draw) -> int:
-        """Bytes for a few requests; not always for a whole number of blocks."""
+        """Draw bytes for a few requests, perhaps not a whole number of blocks."""
         blocks = draw(st.sampled_from([64, 100, 40]))
         return blocks * len(self.layers) * self.page + draw(st.sampled_from([0, 1, 1000]))
 
@@ -252,11 +261,15 @@ class Model:
 def draw_model(
     draw: Draw, stage: Stage, description: Description, subject: str, numbers: int
 ) -> Model | None:
-    """A model of a family in a process that is initialised; None if one of its specs cannot be built."""
+    """Draw a model of a family, after the registry is initialised; None if a spec cannot be built.
+
+    Args:
+        numbers: each layer also gets a number below this.
+    """
     if has_registry(description):
         stage.perform("registry.initialise")
     specs = FAMILIES[subject].specs(draw, stage, description)
-    # Drawn in pairs, so that both are left out in one go.
+    # Drawn in pairs, so that Hypothesis removes a layer and its number together.
     drawn = draw(
         st.lists(
             st.tuples(st.sampled_from(specs), st.integers(0, numbers - 1)), min_size=1, max_size=MAX_LAYERS
@@ -273,7 +286,7 @@ def draw_model(
 
 
 def plans(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Group the layers of a model, or plan for some memory; and again with the layers in another order."""
+    """Group the layers of a model, or plan for some memory, with the layers in two orders."""
     model = draw_model(draw, stage, description, subject, MAX_LAYERS)
     if model is None:
         return
@@ -295,7 +308,7 @@ def one_group(draw: Draw, stage: Stage, description: Description, subject: str) 
 
 
 def unregistered(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Plan layers one of which has a spec that nobody registered."""
+    """Plan for layers, of which one has a spec that is not registered."""
     stage.perform("registry.initialise")
     fields = _attention(draw)
     full = spec_with(description, "FullAttentionSpec", **fields)

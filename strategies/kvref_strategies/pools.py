@@ -1,4 +1,4 @@
-"""What an engine asks of a pool of blocks, with small pools and few tokens, so that much meets."""
+"""An engine that drives a pool of blocks. Pools and contents are few and small, so that many collide."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BLOCK_SIZE = 2
 GROUPS = (0, 1)
 
 MAX_BLOCKS = 12
-"""Of a pool, the null block included."""
+"""The most blocks of a pool, the null block included."""
 
 CHOICE = st.integers(0, 2**12 - 1)
-"""What to do, with what, and how: four bits each. In one number, since Hypothesis reduces steps of few draws
-best; and drawn before it is known what is possible, since it draws arguments of a rule fastest."""
+"""One number for what to do, with what, and how, four bits each: Hypothesis reduces steps of few draws best.
+It is the argument of a rule, which Hypothesis draws fastest, so it does not depend on what is possible."""
 
 CONTENTS = ([0, 0], [0, 1])
-"""What may be in a block: two that begin alike."""
+"""The possible tokens of a block. Both begin alike."""
 
 
 @dataclass
@@ -36,33 +36,34 @@ class Table:
     group: int
     blocks: list[int]
     tokens: list[int] = field(default_factory=list)
-    """What is in them, as far as that was chosen."""
+    """The tokens in the blocks, as far as they have been chosen."""
     keyed: int = 0
-    """How many of them have been given keys."""
+    """How many of the blocks have been cached."""
 
     def fill(self, end: int, content: int) -> list[int]:
-        """All that is in the blocks up to this one; those that are still open get this content."""
+        """The tokens of the first `end` blocks. Blocks without tokens get those of number `content`."""
         while len(self.tokens) < end * BLOCK_SIZE:
             self.tokens += CONTENTS[content]
         return self.tokens[: end * BLOCK_SIZE]
 
 
 class Engine:
-    """Asks a pool what an engine asks, knows who holds what, and probes behind all that may change the pool.
+    """Drives the part `pool` of a target as an engine does, and probes its state after each change.
 
-    What it does is chosen by three numbers: what to do, with which of those that it can be done with (the
-    newest first), and how.
+    Three numbers decide an action: what to do, with which of the possible objects (the newest first), and
+    how.
     """
 
     def __init__(self, draw: Draw, stage: Stage, description: Description) -> None:
         self.stage = stage
-        self.offered = description["parts"]
+        self.operations = description["parts"]
         declared = description["capabilities"]
         self.numbers: list[str] = declared.get("block_numbers", [])
         self.tables: list[Table] = []
         self.prompts: list[tuple[int, list[int]]] = []
-        """What has been cached: the group, and the tokens up to the end of a block or of a part of one."""
+        """What has been cached: (group, tokens up to the end of a block or within one)."""
         self.keyed: set[int] = set()
+        """The cached blocks."""
         self.num_blocks = draw(st.integers(3, MAX_BLOCKS))
         self.enable_caching = draw(st.sampled_from([True, True, True, False]))
         partial_keys, order = declared.get("partial_keys"), declared.get("reuse_order")
@@ -96,10 +97,11 @@ class Engine:
         self.kinds = [
             kind
             for kind in kinds
-            if f"pool.{kind[0]}" in self.offered and (self.enable_caching or kind[0] not in with_caching)
+            if f"pool.{kind[0]}" in self.operations and (self.enable_caching or kind[0] not in with_caching)
         ]
 
     def go_on(self, choice: int) -> None:
+        """Do one action, which the bits of `choice` decide."""
         what, which, how = choice % 16, choice // 16 % 16, choice // 256
         possible = [(these, act) for _, choices, act in self.kinds if (these := choices())]
         these, act = possible[what % len(possible)]
@@ -107,14 +109,14 @@ class Engine:
 
     def do(self, operation: str, **arguments: Any) -> Outcome:
         outcome = self.ask(operation, **arguments)
-        if "pool.state" in self.offered:
+        if "pool.state" in self.operations:
             self.stage.perform("pool.state")
         return outcome
 
     def ask(self, operation: str, **arguments: Any) -> Outcome:
         return self.stage.perform(f"pool.{operation}", **arguments)
 
-    # What things can be done with.
+    # What each action can be done with.
 
     @property
     def held(self) -> Counter[int]:
@@ -154,10 +156,10 @@ class Engine:
     def keyed_blocks(self) -> list[int]:
         return sorted(self.keyed)
 
-    # What is done with one of them.
+    # The actions.
 
     def allocate(self, table: Table, how: int) -> None:
-        """Blocks for a new request, or more for one that runs."""
+        """Allocate blocks to a new request, or more blocks to a running one."""
         taken = self.do("get_new_blocks", num_blocks=1 + how % self.free_count).get("value") or []
         if not table.blocks:
             self.tables.append(table)
@@ -165,12 +167,12 @@ class Engine:
         self.keyed -= set(taken)
 
     def free(self, table: Table, how: int) -> None:
-        """All that a request has in a group, the last block first."""
+        """Free all blocks of a request in a group, the last one first."""
         self.tables.remove(table)
         self.do("free", blocks=table.blocks[::-1])
 
     def leave_behind(self, table: Table, how: int) -> None:
-        """Free what a window has left behind, and put the null block in its place."""
+        """Free the blocks that a sliding window has left, and put the null block in their place."""
         ends = [end for end in range(1, len(table.blocks)) if table.blocks[end - 1] != self.null]
         end = ends[how % len(ends)]
         behind = self.real(table.blocks[:end])
@@ -178,7 +180,7 @@ class Engine:
         self.do("free", blocks=behind[::-1])
 
     def cache(self, table: Table, how: int) -> None:
-        """Give keys to blocks that are full now."""
+        """Cache blocks that are full now."""
         start = table.keyed
         more, content = divmod(how % (2 * (len(table.blocks) - start)), 2)
         table.keyed = end = start + 1 + more
@@ -188,7 +190,7 @@ class Engine:
         self.remember(table.group, tokens)
 
     def cache_partial(self, table: Table, how: int) -> None:
-        """Give a key to the beginning of a block, one that has a key or the first that has none."""
+        """Give a key to the beginning of a block: of a cached block, or of the first that is not."""
         within = table.blocks[: table.keyed + 1]
         places = [place for place, block in enumerate(within) if block != self.null]
         which, content = divmod(how % (2 * len(places)), 2)
@@ -203,12 +205,12 @@ class Engine:
             self.prompts.append((group, tokens))
 
     def look_up(self, prompt: tuple[int, list[int]], how: int) -> None:
-        """Look for a prompt as a whole, and leave it at that."""
+        """Look up the last block of a prompt, and do nothing with it."""
         group, tokens = prompt
         self.ask("lookup", tokens=tokens, groups=[[group], [1 - group], list(GROUPS)][how % 3])
 
     def hit(self, prompt: tuple[int, list[int]], how: int) -> None:
-        """A new request with a known prompt: hold its blocks, from the first to where one is not found."""
+        """Add a request with a known prompt, and touch the blocks of its prefix hit."""
         group, tokens = prompt
         groups = [[group], list(GROUPS)][how % 2]
         tables = [Table(group, []) for group in groups]
@@ -225,7 +227,7 @@ class Engine:
                 self.do("touch", blocks=table.blocks)
 
     def evict(self, block: int, how: int) -> None:
-        """Take the keys from blocks whose content turned out to be bad, held or not."""
+        """Evict blocks whose content turned out to be bad, whether they are free or referenced."""
         known = self.keyed_blocks()
         null = [] if self.null is None else [self.null]
         blocks = [[block], known[:2], known, [block, *null]][how % 4]
@@ -240,7 +242,7 @@ class Engine:
         self.ask("usage")
 
     def misuse(self, draw: Draw) -> Outcome:
-        """Something that no engine may ask, alone or behind something that it may."""
+        """Make a call that no engine may make, with bad arguments alone or behind good ones."""
         foreign = [f"{operation} foreign" for operation in self.numbers]
         kind = draw(st.sampled_from(["too few", "too many", "free too often", *foreign]))
         if kind == "too few":
@@ -259,10 +261,10 @@ class Engine:
 
 
 class PoolMachine(Machine):
-    """An engine that goes on as it likes.
+    """An engine that takes any possible action, again and again.
 
-    There is one rule: Hypothesis leaves rules out of an example, and a step of few draws out of one that it
-    reduces.
+    There is only one rule, with one draw. Hypothesis leaves out some rules in an example, and reduces steps
+    of few draws best.
     """
 
     @initialize(data=st.data())
@@ -275,7 +277,7 @@ class PoolMachine(Machine):
 
 
 def misuse(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """A little use, then misuse, until it is accepted: what a pool is like then, nobody knows."""
+    """Use the pool a little, then misuse it. Stop if it accepts a misuse: then its state is unknown."""
     engine = Engine(draw, stage, description)
     for choice in draw(st.lists(CHOICE, max_size=6)):
         engine.go_on(choice)

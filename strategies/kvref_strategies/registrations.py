@@ -1,6 +1,6 @@
-"""Registration programs: trees of spec classes, managers, and the calls that register them.
+"""Spec classes, manager classes, and the calls that register them, override them and look them up.
 
-What a target without the capability `override` lacks, it is not asked for.
+A target without the capability `override` is never asked to override.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from kvref_strategies.specs import class_info, minimal, missing_menu
 from kvref_strategies.workload import Description, Draw, Machine, Stage, Subjects, Workload
 
 MAX_CLASSES = 6
-"""Spec classes defined in one example: enough for a chain of four beside a diamond."""
+"""The most spec classes defined in one example: enough for a chain of four beside a diamond."""
 
 CALLS = ["registry.register", "registry.decorate"]
-"""Ways to register a class at once, as opposed to a platform's hook."""
+"""The operations that register a class at once. A platform's hook registers later."""
 
 
 @dataclass
 class ClassTree:
-    """Plain model of the spec classes of a process: the target's own and those defined on top.
+    """A simple model of the spec classes of a process: the target's own, and those that examples define.
 
-    Classes that a plugin derives from two unrelated kinds of attention have no meaning, so every class
-    keeps to one line of descent among the target's own classes.
+    A class that derives from two unrelated kinds of attention would be meaningless. So among the target's own
+    classes, the ancestors of every class form one chain.
     """
 
     description: Description
     bases: dict[str, list[str]] = field(default_factory=dict)
-    """Of the classes that are defined on top. They are added to, and never changed."""
+    """The bases of each defined class. Classes are added and never changed."""
     _ancestors: dict[str, set[str]] = field(default_factory=dict)
     _kinds: dict[str, SpecClassInfo] = field(default_factory=dict)
     _fields: dict[str, dict[str, Any]] = field(default_factory=dict)
     _possible_bases: dict[int, list[list[str]]] = field(default_factory=dict)
-    """By the number of classes that were defined."""
+    """The possible bases, by the number of classes that have been defined."""
 
     @cached_property
     def stock(self) -> list[SpecClassInfo]:
-        """The target's own classes that describe a layer and that specs can be drawn for."""
+        """The target's own classes that describe a layer and for which specs can be drawn."""
         infos = self.description["classes"]
         return [info for info in infos if info["role"] == "layer" and missing_menu(info) is None]
 
@@ -58,7 +58,7 @@ class ClassTree:
         return self._kinds[name]
 
     def joinable(self, bases: list[str]) -> bool:
-        """Whether the classes can be bases of one class: one line of descent, none twice over."""
+        """Whether a class can derive from all of these: one chain of kinds, none an ancestor of another."""
         kinds = sorted((self.kind(base) for base in bases), key=lambda info: len(info["mro"]))
         in_line = all(low["name"] in high["mro"] for low, high in itertools.pairwise(kinds))
         return in_line and not any(
@@ -79,11 +79,11 @@ class ClassTree:
         return {"class": name, "fields": dict(self._fields[name])}
 
     def names(self) -> list[str]:
-        """Defined classes, newest first, then the target's own."""
+        """The defined classes, the newest first, then the target's own."""
         return [*reversed(self.bases), *(info["name"] for info in self.stock)]
 
     def possible_bases(self) -> list[list[str]]:
-        """One base (a chain), or two of one line of descent (a diamond)."""
+        """The lists of bases for a new class: one base (a chain), or two that are `joinable` (a diamond)."""
         number = len(self.bases)
         if number not in self._possible_bases:
             names = self.names()
@@ -95,22 +95,22 @@ class ClassTree:
         return draw(st.sampled_from(self.possible_bases()))
 
     def named_ancestors(self, name: str) -> list[str]:
-        """The class and its ancestors, those that can be a uniform base."""
+        """The class and those of its ancestors that can be its uniform base."""
         return [n for n in self.names() if n in self.ancestors(name)]
 
     def strangers(self, name: str) -> list[str]:
-        """Classes that are no ancestors of `name`."""
+        """The classes that are not ancestors of `name`."""
         return [n for n in self.names() if n not in self.ancestors(name)]
 
 
 class RegistrationMachine(Machine):
-    """Registration against a plain model: classes, what is registered, and nothing else.
+    """Registers classes, and keeps a simple model of the classes and of what is registered.
 
-    The model knows which registrations are legal; whether the target agrees is for the laws. Look-ups next to
-    a call on both sides tell what it changed.
+    The model knows which registrations are legal; the laws judge whether the target agrees. Look-ups before
+    and after a call show what the call changed.
 
-    There is one rule, which draws what to do and then one of all the ways to do it: Hypothesis leaves rules
-    out of an example, and a step of few draws out of one that it reduces.
+    There is only one rule. It draws what to do, and then one of all ways to do it: Hypothesis leaves out some
+    rules in an example, and reduces steps of few draws best.
     """
 
     def __init__(self, stage: Stage, description: Description, subject: str) -> None:
@@ -119,7 +119,7 @@ class RegistrationMachine(Machine):
         self.managers = list(description["managers"])
         self.registered: dict[str, Registration] = {}
         self.stock: dict[str, RegistryEntry] = {}
-        """What the target's own classes were looked up as at first."""
+        """The answer of the first look-up of each of the target's own classes."""
         self.ways = [
             self.ways_to_define,
             self.ways_to_register,
@@ -141,7 +141,7 @@ class RegistrationMachine(Machine):
             self.perform(data.draw(st.sampled_from(ways)))
 
     def ways_to_define(self) -> list[list[Step]]:
-        """A spec class, followed by look-ups of what it may follow, or a manager class."""
+        """Define a spec class and look up its ancestors, or define a manager class."""
         if len(self.tree.bases) == MAX_CLASSES:
             return []
         name = f"Vendor{len(self.tree.bases)}"
@@ -150,19 +150,19 @@ class RegistrationMachine(Machine):
         ways = []
         for bases in self.tree.possible_bases():
             ancestors = set[str]().union(*(self.tree.ancestors(base) for base in bases))
-            asked = look_ups(self.tree, [own for own in new if own in ancestors])
-            ways.append([step("registry.define_spec", name=name, bases=bases), *asked])
+            after = look_ups(self.tree, [own for own in new if own in ancestors])
+            ways.append([step("registry.define_spec", name=name, bases=bases), *after])
         return ways + [[step("registry.define_manager", name=manager, base=base)] for base in self.managers]
 
     def ways_to_register(self) -> list[list[Step]]:
         new = [r for name in self.unregistered for r in registrations(self.tree, self.managers, name)]
-        return [[call, *self.asked(call)] for call in calls(new)]
+        return [[call, *self.look_ups_for(call)] for call in calls(new)]
 
     def ways_to_look_up(self) -> list[list[Step]]:
         return [look_ups(self.tree, [name]) for name in self.tree.names()]
 
     def ways_to_contradict(self) -> list[list[Step]]:
-        """Register in conflict with what is registered, if need be just before."""
+        """Register a class in conflict with its entry. If it has none, register it just before."""
         ways = []
         for name in self.tree.bases:
             first: Registration = {"spec_class": name, "manager": self.managers[0], "base": None}
@@ -172,7 +172,7 @@ class RegistrationMachine(Machine):
         return ways
 
     def ways_to_name_a_strange_base(self) -> list[list[Step]]:
-        """Register or override with a base that is no ancestor."""
+        """Register or override a class with a uniform base that is not its ancestor."""
         ways = []
         for name in self.unregistered:
             wrong = strange(self.tree, self.managers[:1], name)
@@ -184,18 +184,18 @@ class RegistrationMachine(Machine):
         return ways
 
     def ways_to_register_again(self) -> list[list[Step]]:
-        """A class of the target's own is taken to be registered as it is looked up."""
+        """Repeat a registration. For the target's own classes, register what their look-up answered."""
         known = list(self.registered.values())
         for name, entry in self.stock.items():
             if entry["manager"] is not None:
                 known.append({"spec_class": name, "manager": entry["manager"], "base": entry["base"]})
-        # The class itself as its base is said by its name, or by none.
+        # That a class is its own base can be written as its name or as None.
         named: list[Registration] = [{**r, "base": r["spec_class"]} for r in known if r["base"] is None]
         unnamed: list[Registration] = [{**r, "base": None} for r in known if r["base"] == r["spec_class"]]
         return [self.between_look_ups(call) for call in calls(known + named + unnamed)]
 
     def ways_to_override(self) -> list[list[Step]]:
-        """A class that has an entry or, wrongly, one that has none."""
+        """Override a class that has an entry or, wrongly, one that has none."""
         possible = [o for name in self.tree.names() for o in overrides(self.tree, self.managers, name)]
         return [self.between_look_ups(step("registry.override", **override)) for override in possible]
 
@@ -204,17 +204,17 @@ class RegistrationMachine(Machine):
         return [name for name in self.tree.bases if name not in self.registered]
 
     def between_look_ups(self, call: Step) -> list[Step]:
-        asked = self.asked(call)
-        return [*asked, call, *asked]
+        around = self.look_ups_for(call)
+        return [*around, call, *around]
 
-    def asked(self, call: Step) -> list[Step]:
-        """Look-ups of the class, and of one that may follow it."""
+    def look_ups_for(self, call: Step) -> list[Step]:
+        """Look-ups of the class of a call, and of a class that derives from it."""
         name = call["args"]["spec_class"]
         followers = [other for other in self.tree.bases if name in self.tree.ancestors(other) - {other}]
         return look_ups(self.tree, [name, *followers[-1:]])
 
     def perform(self, steps: Iterable[Step]) -> None:
-        """Perform the steps and keep the model."""
+        """Perform the steps, and update the model."""
         for each in steps:
             arguments, outcome = each["args"], self.stage.perform(each["op"], **each["args"])
             if each["op"] == "registry.define_spec":
@@ -250,7 +250,7 @@ def look_ups(tree: ClassTree, names: Iterable[str]) -> list[Step]:
 
 
 def calls(registrations: Iterable[Registration]) -> list[Step]:
-    """Each registration in each of the ways to call for it."""
+    """Each registration by each operation in `CALLS`."""
     return [step(call, **registration) for registration in registrations for call in CALLS]
 
 
@@ -261,7 +261,7 @@ def registrations(tree: ClassTree, managers: list[str], name: str) -> list[Regis
 
 
 def strange(tree: ClassTree, managers: list[str], name: str) -> list[Registration]:
-    """Registrations of the class with a uniform base that is no ancestor."""
+    """Registrations of the class with a uniform base that is not its ancestor."""
     bases = tree.strangers(name)
     return [{"spec_class": name, "manager": manager, "base": base} for base in bases for manager in managers]
 
@@ -275,7 +275,10 @@ def conflicts(tree: ClassTree, managers: list[str], first: Registration) -> list
 
 
 def overrides(tree: ClassTree, managers: list[str], name: str) -> list[dict[str, Any]]:
-    """Every legal replacement of manager, uniform base, or both; the base alone as often as others."""
+    """Every legal override of the manager, the uniform base, or both.
+
+    Overrides of the base alone are repeated, so that they are drawn as often as others.
+    """
     bases = [None, *tree.named_ancestors(name)]
     both = [(manager, base) for base in bases for manager in [*managers, None] if manager or base]
     both += [(None, base) for base in bases[1:] for _ in managers]
@@ -283,7 +286,7 @@ def overrides(tree: ClassTree, managers: list[str], name: str) -> list[dict[str,
 
 
 def partners(tree: ClassTree, first: str) -> list[str]:
-    """Classes that share an ancestor with this one which describes a layer, and one that shares none."""
+    """The classes that share an ancestor of role `layer` with this one, and one class that does not."""
     names = tree.names()
     layers = {name: tree.ancestors(name).intersection(names) for name in names}
     related = [name for name in names if layers[first] & layers[name]]
@@ -292,17 +295,17 @@ def partners(tree: ClassTree, first: str) -> list[str]:
 
 @dataclass
 class Start:
-    """What a process does at its start: classes, then the calls that register them."""
+    """The start of a process: definitions of classes, then the calls that register them."""
 
     tree: ClassTree
     setup: list[Step] = field(default_factory=list)
     calls: list[Step] = field(default_factory=list)
     hooked: list[str] = field(default_factory=list)
-    """Classes that the hook registers."""
+    """The classes that the platform's hook registers."""
 
 
 def draw_start(draw: Draw, description: Description) -> Start:
-    """One to three classes, each registered by a call, a decorator, or the platform's hook."""
+    """Draw one to three classes, each registered by a call, a decorator, or the platform's hook."""
     start = Start(ClassTree(description))
     hooked: list[Registration] = []
     for number in range(draw(st.integers(1, 3))):
@@ -320,7 +323,7 @@ def draw_start(draw: Draw, description: Description) -> Start:
 
 
 def some_name(tree: ClassTree) -> SearchStrategy[str]:
-    """A class that was defined, as often as one of the target's own, of which there are many more."""
+    """A defined class or one of the target's own, each half of the time."""
     return st.sampled_from(list(tree.bases)) | st.sampled_from([info["name"] for info in tree.stock])
 
 
@@ -331,10 +334,10 @@ def define(start: Start, name: str, bases: list[str]) -> str:
 
 
 def orders(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """The same registrations twice: built-ins first, then in another order, each in its own process.
+    """Make the same registrations in two processes: once after the built-ins, once in another order.
 
-    In the second process nobody may have asked for the built-ins at all: the first look-up brings them.
-    An override of what is not registered yet is to be refused, and made again at the end.
+    In the second process the registry may not be initialised at all. Then the first look-up registers the
+    built-ins. An override of a class that is not registered yet should be refused; it is repeated at the end.
     """
     start = draw_start(draw, description)
     replaced: list[Step] = []
@@ -345,9 +348,9 @@ def orders(draw: Draw, stage: Stage, description: Description, subject: str) -> 
         for name in draw(st.lists(st.sampled_from([*called, *stock]), max_size=2, unique=True)):
             override = draw(st.sampled_from(overrides(start.tree, description["managers"], name)))
             replaced.append(step("registry.override", **override))
-    asked = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))
-    told = [*start.hooked, *(call["args"]["spec_class"] for call in replaced)]
-    asked += [name for name in told if name not in asked]
+    looked_up = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))
+    affected = [*start.hooked, *(call["args"]["spec_class"] for call in replaced)]
+    looked_up += [name for name in affected if name not in looked_up]
     other_order = list(draw(st.permutations([*start.calls, *replaced])))
     early = [call for place, call in enumerate(other_order) if _is_early(call, other_order[place:])]
     place = draw(st.none() | st.integers(0, len(other_order)))
@@ -355,24 +358,24 @@ def orders(draw: Draw, stage: Stage, description: Description, subject: str) -> 
         other_order.insert(place, INITIALISE)
     for order in ([INITIALISE, *start.calls, *replaced], [*other_order, *early]):
         stage.fresh()
-        perform(stage, [*start.setup, *order, *look_ups(start.tree, asked)])
+        perform(stage, [*start.setup, *order, *look_ups(start.tree, looked_up)])
 
 
 def _is_early(call: Step, later: list[Step]) -> bool:
-    """Whether the class that is overridden here is registered later."""
+    """Whether the call overrides a class that is registered later."""
     registered = [other["args"]["spec_class"] for other in later if other["op"] in CALLS]
     return call["op"] == "registry.override" and call["args"]["spec_class"] in registered
 
 
 def processes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """The same start in two processes, the second of which has more of a life before it is initialised.
+    """Start two processes alike, but let the second do more before it is initialised.
 
-    It looks classes up while they are being registered, has other classes, and is initialised once more. So
-    what a process remembers from before its start, and what depends on how many classes there are or where
-    they lie in memory, differs; the registrations and their order do not.
+    It looks up classes between registrations, defines more classes, and may be initialised twice. So its
+    number of classes, their addresses in memory and its earlier look-ups differ; its registrations and their
+    order do not.
     """
     start = draw_start(draw, description)
-    asked = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))
+    looked_up = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))
     lived = list(start.calls)
     for name in draw(st.lists(some_name(start.tree), max_size=3)):
         lived[(place := draw(st.integers(0, len(lived)))) : place] = look_ups(start.tree, [name])
@@ -383,13 +386,13 @@ def processes(draw: Draw, stage: Stage, description: Description, subject: str) 
     initialised = [INITIALISE] * draw(st.integers(1, 2))
     for steps in ([*start.setup, *start.calls, INITIALISE], [*lived, *initialised]):
         stage.fresh()
-        perform(stage, [*steps, *look_ups(start.tree, asked)])
+        perform(stage, [*steps, *look_ups(start.tree, looked_up)])
 
 
 def agreement(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Start a process, perhaps override something, and ask whether layers of two classes are uniform.
+    """Start a process, perhaps override a class, and ask whether layers of two classes are uniform.
 
-    Their fields are equal where the classes have the same ones.
+    If the two classes have the same fields, the specs have equal values.
     """
     start = draw_start(draw, description)
     tree = start.tree
@@ -406,14 +409,14 @@ def agreement(draw: Draw, stage: Stage, description: Description, subject: str) 
 
 
 RACE_POINTS = 12
-"""Places at which a race interrupts a thread."""
+"""The number of points at which a race interrupts a thread."""
 
 
 def races(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """First look-ups from two or three threads, of which one may initialise or register something instead.
+    """Make the first look-ups in two or three threads. One of them may initialise or register instead.
 
-    What a thread asks for is a class of the target's own, one that the hook registers, or one that the same
-    thread has registered before: in any order the answer is the same.
+    A thread looks up one of the target's own classes, a class that the hook registers, or one that the same
+    thread has registered. So the answer is the same in any order.
     """
     start = Start(ClassTree(description))
     stock = [info["name"] for info in start.tree.stock]
@@ -440,12 +443,12 @@ def races(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def refusals(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """A legal registration and one thing to refuse, with asserts and, in another process, without."""
+    """Make a legal registration, then a call to be refused, in a process with asserts and in one without."""
     start, managers = Start(ClassTree(description)), description["managers"]
     tree = start.tree
     define(start, "Vendor0", tree.draw_bases(draw))
     legal = draw(st.sampled_from(registrations(tree, managers, "Vendor0")))
-    # Classes that only serve as a base describe no layer, and nothing is registered for them.
+    # Classes of role `base` describe no layer, so they are not registered.
     abstract = [info["name"] for info in description["classes"] if info["role"] == "base"]
     match draw(st.sampled_from(["conflict", "base", *(["unregistered"] if abstract else [])])):
         case "conflict":

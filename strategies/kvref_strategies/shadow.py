@@ -1,6 +1,7 @@
-"""Engines for the shadow oracle: long workloads, of which nothing is probed that a model runner is not told.
+"""Engines for the laws of the shadow: long examples, in which kvref sees only what a model runner gets.
 
-A subject is a class, or `HYBRID`: groups of several classes, as models with different kinds of layers have.
+A subject is a spec class, or `HYBRID`: groups of several classes, as in models with different kinds of
+layers.
 """
 
 from __future__ import annotations
@@ -13,33 +14,33 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from kvref_strategies.caches import cache_subjects, kind_of, setups
-from kvref_strategies.engine import ASKS, CHOICES, Engine, Setup
+from kvref_strategies.engine import CHOICES, NEEDED, Engine, Setup
 from kvref_strategies.specs import judged
 from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
 HYBRID = "several classes"
-"""The subject of caches whose groups are of any classes."""
+"""The subject of caches whose groups may be of any class."""
 
 
 def _of_decoders(description: Description) -> list[str]:
-    """The classes whose layers a model may have side by side: those that decode."""
+    """The classes that one model may combine: all but those of cross attention."""
     kinds = {info["name"]: kind_of(info) for info in judged(description)}
     subjects = cache_subjects(description)
     return [name for name in kinds if subjects[name] is None and kinds[name] != "CrossAttentionSpec"]
 
 
 def shadow_subjects(description: Description) -> Subjects:
-    """The classes of caches, and all of them together."""
+    """The classes that get a cache, and `HYBRID` if there are several."""
     subjects = cache_subjects(description)
     return {**subjects, HYBRID: None} if len(_of_decoders(description)) > 1 else subjects
 
 
 def shadow_setups(draw: Draw, description: Description, subject: str) -> Setup:
-    """An engine for layers of the class, beside others as in `setups`, or beside any.
+    """Draw an engine for layers of the class as in `setups`, or for several classes.
 
-    Often with drafts in steps that are under way at the same time: then what was scheduled goes back. Not
-    with recurrent layers: where a state is then, the model runner alone knows. Who is taken out of a step
-    again has a workload of its own.
+    Often there are draft tokens and several steps in flight, so that counts go back when drafts are rejected.
+    Recurrent layers are left out of that: only the model runner knows where their states are then. Requests
+    that leave a step in which they are scheduled have a workload of their own (`withdrawn`).
     """
     ahead = draw(st.sampled_from([False, False, True]))
     if subject != HYBRID:
@@ -59,12 +60,12 @@ def shadow_setups(draw: Draw, description: Description, subject: str) -> Setup:
 
 
 class ShadowMachine(Machine):
-    """An engine that goes on as it likes."""
+    """An engine that takes any possible action, again and again."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
         setup = shadow_setups(data.draw, self.description, self.subject)
-        self.engine = Engine(self.stage, setup, self.description["parts"], as_told=True)
+        self.engine = Engine(self.stage, setup, self.description["parts"], tables_only=True)
 
     @rule(choice=st.integers(0, CHOICES - 1))
     def go_on(self, choice: int) -> None:
@@ -72,24 +73,25 @@ class ShadowMachine(Machine):
 
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """The same, told beforehand how it goes on."""
-    engine = Engine(stage, Setup(**setup), description["parts"], as_told=True)
+    """Run an engine like that of `ShadowMachine`, with its choices given."""
+    engine = Engine(stage, Setup(**setup), description["parts"], tables_only=True)
     for choice in choices:
         engine.go_on(choice)
 
 
 def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
+    """Draw the setup for `drive`."""
     return asdict(shadow_setups(draw, description, subject))
 
 
 WORKLOADS = [
     Workload(
         "shadow.machine",
-        ("cache", *(f"cache.{name}" for name in (*ASKS, "block_ids", "evict", "reset"))),
+        ("cache", *(f"cache.{name}" for name in (*NEEDED, "block_ids", "evict", "reset"))),
         shadow_subjects,
         ShadowMachine,
         weight=0.5,
-        unobserved="no cache for such layers could be made, or nothing was computed that could be judged",
+        unobserved="the target made no cache for these layers, or no step computed anything to judge",
         driven=Driven(drawn, drive, CHOICES, {"quick": 20, "standard": 200, "deep": 2000}),
     ),
 ]

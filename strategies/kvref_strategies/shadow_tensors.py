@@ -1,7 +1,7 @@
-"""The shadow on real memory: what a layer has computed is written through its views, and read through them.
+"""The shadow on real memory: writes what each layer computes through its views, and reads it back.
 
-One step at a time, so that a step has run when it is handed over. Blocks that are missing are for the shadow
-without memory to find; here it is told what lies in those that are there, layer by layer.
+There is one step at a time, and it has run when it is handed over. Missing blocks are skipped: the shadow
+without memory (`shadow.machine`) finds those. This one compares the content of the blocks, layer by layer.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from hypothesis import strategies as st
 
 from kvref.target import CacheGroup, SpecDescriptor
 from kvref_strategies.caches import kind_of
-from kvref_strategies.engine import ASKS, CHOICES, Engine, Pick, Request, Setup, Step
+from kvref_strategies.engine import CHOICES, NEEDED, Engine, Pick, Request, Setup, Step
 from kvref_strategies.specs import class_info, declares
 from kvref_strategies.tensors import draw_arguments, draw_layers, tensor_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 WINDOWED = ("SlidingWindowSpec", "SlidingWindowMLASpec")
+"""Kinds whose layers read a sliding window."""
 
 
 class TensorEngine(Engine):
-    """Writes and reads what a model runner would, with marks in place of keys, values and states.
+    """An engine that also writes and reads memory as a model runner does, with marks in place of content.
 
-    A mark is a number for a prefix of tokens and a layer; no two of them are alike.
+    A mark is a number that stands for a prefix of tokens and a layer. All marks are different.
 
     Args:
-        layers: of each group, those that have memory, each with those that share it.
+        layers: for each group, the layers that own a cache, each with the layers that share it.
     """
 
     def __init__(
-        self, stage: Stage, setup: Setup, offered: list[str], layers: list[dict[str, list[str]]]
+        self, stage: Stage, setup: Setup, operations: list[str], layers: list[dict[str, list[str]]]
     ) -> None:
-        super().__init__(stage, setup, offered, as_told=True)
+        super().__init__(stage, setup, operations, tables_only=True)
         self.layers = layers
         names = [name for group in layers for name in group]
         self._layer_number = {name: place for place, name in enumerate(names)}
@@ -45,13 +46,14 @@ class TensorEngine(Engine):
         self._states: dict[tuple[str, int], int] = {}
         self._loads: dict[str, tuple[int, int]] = {}
         self._awaited: set[str] = set()
-        """Requests whose loads have not been written."""
+        """Requests whose loads have not been written yet."""
         self._copies: list[dict[str, int]] = []
         self._excused: set[str] = set()
+        """Requests whose reads are not compared, because a load went wrong."""
         self._tried: set[str] = set()
-        """Layers that have been compared with what is wrong."""
+        """Layers that have been compared with a wrong mark, to see that they notice."""
 
-    # What is told on the way.
+    # What the engine learns from operations.
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         answer = super().ask(operation, **arguments)
@@ -77,13 +79,13 @@ class TensorEngine(Engine):
         self._excused.discard(name)
         self._awaited.discard(name)
 
-    def _tell_table(self, request: Request) -> None:
-        super()._tell_table(request)
+    def _ask_table(self, request: Request) -> None:
+        super()._ask_table(request)
         if request.loading and self.possible:
             self._load(request)
 
-    def _spoilt(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
-        request, ends = super()._spoilt(step, pick)
+    def _bad_load(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
+        request, ends = super()._bad_load(step, pick)
         if request is not None:
             self._excused.add(request.name)
         return request, ends
@@ -92,7 +94,7 @@ class TensorEngine(Engine):
         super().fail(request, pick)
         self._excused.add(request.name)
 
-    # What a step does.
+    # What a step computes.
 
     def close(self, step: Step, pick: Pick) -> None:
         starts = [(each.request, each.request.computed, each.tokens) for each in step.scheduled]
@@ -112,7 +114,7 @@ class TensorEngine(Engine):
     def _settle(self, request: Request, each: Any, stale: bool, pick: Pick) -> None:
         before = len(request.tokens)
         super()._settle(request, each, stale, pick)
-        # Drafts that were right have become tokens.
+        # Accepted draft tokens have become output tokens.
         content = self._content.get(request.name)
         if content is not None and self.possible and not stale:
             end = min(request.computed, len(request.tokens), len(content))
@@ -164,21 +166,21 @@ class TensorEngine(Engine):
                 continue
             first = _first_read(group, start)
             slots, marks = self._slots(request, number, first, end)
-            told = f"{request.name}, positions {first} to {end - 1}, {group['spec']['class']}"
-            self._compare(number, slots, marks, told)
+            note = f"{request.name}, positions {first} to {end - 1}, {group['spec']['class']}"
+            self._compare(number, slots, marks, note)
 
-    def _compare(self, number: int, slots: list[int], marks: list[int], told: str) -> None:
+    def _compare(self, number: int, slots: list[int], marks: list[int], note: str) -> None:
         for owner, sharers in self.layers[number].items() if slots else ():
             for layer in (owner, *sharers):
                 true = self._in_layer(owner, marks)
-                self._perform("compare_slots", layer, slots, true, told=told)
+                self._perform("compare_slots", layer, slots, true, told=note)
                 if layer not in self._tried:
-                    # With marks of which the first byte is another one, however few bytes a slot has.
+                    # Marks with a different first byte: a slot may have only one byte.
                     self._tried.add(layer)
                     self._perform("compare_slots", layer, slots, [mark + 1 for mark in true], told="nobody")
 
     def _slots(self, request: Request, number: int, first: int, end: int) -> tuple[list[int], list[int]]:
-        """The places of positions in the blocks of a group, as far as there are blocks, and their marks."""
+        """The slots of these positions in a group and their marks. Skips missing blocks."""
         group, table = self.setup.groups[number], self._tables[request.name][number]
         content, size = self._content[request.name], _size(group)
         slots, marks = [], []
@@ -189,7 +191,7 @@ class TensorEngine(Engine):
         return slots, marks
 
     def _copy(self) -> None:
-        """Blocks that are gone on with elsewhere: what a layer has in one is then in the other, too."""
+        """Make the copies of the step, in every layer of the groups that hold the destination block."""
         for copy in self._copies:
             for number, group in enumerate(self.setup.groups):
                 if any(copy["destination"] in table[number] for table in self._tables.values()):
@@ -204,7 +206,7 @@ class TensorEngine(Engine):
                         )
         self._copies = []
 
-    # States: one for each block.
+    # Recurrent states: one for each block.
 
     def _write_state(self, request: Request, number: int, place: int, end: int) -> None:
         table, content = self._tables[request.name][number], self._content[request.name]
@@ -219,8 +221,8 @@ class TensorEngine(Engine):
         again = start < self._loads.get(request.name, (0, 0))[1]
         block = self._states.get((request.name, number), table[place] if 0 <= place < len(table) else -1)
         if start and not again and block >= 0 and block != self.shape["null"]:
-            told = f"{request.name}, state behind position {start - 1}, {group['spec']['class']}"
-            self._compare(number, [block], [self._content[request.name][start - 1]], told)
+            note = f"{request.name}, state behind position {start - 1}, {group['spec']['class']}"
+            self._compare(number, [block], [self._content[request.name][start - 1]], note)
 
     def _keep_states(self, request: Request, start: int, end: int) -> None:
         for number, group in enumerate(self.setup.groups):
@@ -234,8 +236,8 @@ class TensorEngine(Engine):
         number, layers = self._layer_number[layer], len(self._layer_number)
         return [mark * layers + number for mark in marks]
 
-    def _perform(self, operation: str, layer: str, slots: list[int], marks: list[int], **told: str) -> None:
-        self.stage.perform(f"tensors.{operation}", layer=layer, slots=slots, marks=marks, **told)
+    def _perform(self, operation: str, layer: str, slots: list[int], marks: list[int], **more: str) -> None:
+        self.stage.perform(f"tensors.{operation}", layer=layer, slots=slots, marks=marks, **more)
 
 
 def _is_recurrent(group: CacheGroup) -> bool:
@@ -247,12 +249,14 @@ def _size(group: CacheGroup) -> int:
 
 
 def _places(group: CacheGroup, first: int, end: int) -> Iterable[tuple[int, int, int]]:
+    """The blocks of these positions: (index in the block table, first position, end of the positions)."""
     size = _size(group)
     for place in range(first // size, -(-end // size)):
         yield place, max(first, place * size), min(end, (place + 1) * size)
 
 
 def _first_read(group: CacheGroup, position: int) -> int:
+    """The first position that the token at `position` attends to."""
     if group.get("kind") in WINDOWED:
         return max(0, position - int(group["spec"]["fields"]["sliding_window"]) + 1)
     return 0
@@ -261,11 +265,11 @@ def _first_read(group: CacheGroup, position: int) -> int:
 def shadow_engine(
     stage: Stage, description: Description, arguments: dict[str, Any], options: dict[str, Any]
 ) -> TensorEngine | None:
-    """Allocate, and make a cache manager for the groups that this answers; None where either cannot be.
+    """Allocate memory, and make an engine for the groups of the answer; None if the target refuses.
 
     Args:
-        arguments: of `tensors.allocate`.
-        options: of the engine, `batch` for the most tokens of a step.
+        arguments: the arguments of `tensors.allocate`.
+        options: settings of the engine: `batch` (the most tokens of a step), `drafts`, `loads`, `whole`.
     """
     made = stage.perform("tensors.allocate", **arguments)
     if "value" not in made:
@@ -281,7 +285,7 @@ def shadow_engine(
         built = stage.perform("specs.build", spec=owners[first])
         page = made["value"]["layers"][first]["page_size_bytes"]
         if "value" not in built or built["value"]["page_size_bytes"] != page:
-            return None  # the plan has changed it
+            return None  # the plan has changed the spec
         kind = kind_of(class_info(description, owners[first]["class"])) or ""
         groups.append({"spec": owners[first], "eagle": False, "kind": kind})
     sizes = [_size(group) for group in groups]
@@ -307,7 +311,7 @@ def shadow_engine(
 def _with_kept_states(
     description: Description, layers: dict[str, SpecDescriptor]
 ) -> dict[str, SpecDescriptor]:
-    """The layers, recurrent ones with states that are kept at the ends of steps."""
+    """The layers, with recurrent states that are cached at the ends of steps."""
     return {
         name: {**spec, "fields": {**spec["fields"], "mamba_cache_mode": "align"}}
         if declares(class_info(description, spec["class"]), "mamba_cache_mode")
@@ -318,7 +322,7 @@ def _with_kept_states(
 
 def subjects(description: Description) -> Subjects:
     modes = description["capabilities"].get("mamba_cache_modes", ["align"])
-    no_states = None if "align" in modes else "its engine keeps no states at the ends of steps"
+    no_states = None if "align" in modes else "its engine caches no states at the ends of steps"
     known = tensor_subjects(description)
     return {
         name: reason or (no_states if name == "recurrent states" else None) for name, reason in known.items()
@@ -326,7 +330,7 @@ def subjects(description: Description) -> Subjects:
 
 
 def on_memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate, and let an engine go on as it likes."""
+    """Allocate memory, and let an engine take any possible action, again and again."""
     layers = _with_kept_states(description, draw_layers(draw, stage, description, subject))
     if not layers:
         return
@@ -353,13 +357,13 @@ WORKLOADS = [
         (
             "specs",
             "cache",
-            *(f"cache.{name}" for name in (*ASKS, "block_ids", "evict", "reset")),
+            *(f"cache.{name}" for name in (*NEEDED, "block_ids", "evict", "reset")),
             "tensors",
             *(f"tensors.{name}" for name in _MEMORY),
         ),
         subjects,
         on_memory,
         weight=0.4,
-        unobserved="no such layers could be allocated, or no cache made for them",
+        unobserved="the target did not allocate these layers, or made no cache for them",
     ),
 ]

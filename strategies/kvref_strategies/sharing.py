@@ -1,4 +1,4 @@
-"""Layers that use the cache of another layer: as models may have them, and in ways that lead to no cache."""
+"""Layers that use the cache of another layer: as models have them, and wrongly, with no cache to use."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from kvref_strategies.tensors import draw_layers, layouts_for, tensor_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 NUMBER = st.one_of(st.integers(1, 4), st.integers(1, 60))
-"""Of layers that share: few, or so many that nobody has thought of them."""
+"""The number of sharing layers: few, or more than any model has."""
 
 A_FEW = st.integers(0, 3)
 
 LONGEST_CYCLE = 8
-"""So that all of it can be asked of a message."""
+"""Short enough for an error message to name every layer of it."""
 
 KINDS = ("attention", "other heads", "windows")
-"""Of layers that are allocated: equal ones, ones that have other pages, ones that take turns."""
+"""Families of `tensors` whose layers can be shared: equal pages, different pages, shared memory."""
 
 STEPS = 6
+"""The most writes in an example."""
 
 Pairs = list[tuple[str, str]]
-"""Layers that share, each with its target."""
+"""Sharing layers with their targets."""
 
-# Layers have numbers: first those with caches, then those that share, last one that does neither. `targets`
-# are those of the layers that share, in the order in which they were drawn.
+# Layers are numbered: first the owners, then the sharing layers, and last one layer that neither owns nor
+# shares a cache. `targets` has the target of each sharing layer, in the order in which they were drawn.
 
 
 def _draw_groups(draw: Draw) -> list[list[str]]:
-    """Groups of layers that have caches."""
+    """Draw groups of layers that own a cache."""
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     return [
         [f"layer.{sum(sizes[:place]) + each}" for each in range(size)] for place, size in enumerate(sizes)
@@ -41,15 +42,15 @@ def _count(groups: list[list[str]]) -> int:
 
 
 def _grow(draw: Draw, targets: list[int], number: int, owners: int) -> None:
-    """Let more layers share: the cache of any layer so far, an owner's twice as often as another's."""
+    """Add sharing layers. The target is any layer so far, an owner twice as often as a sharing layer."""
     for _ in range(number):
-        # One number each, which Hypothesis reduces best.
+        # One number for each, because Hypothesis reduces that best.
         drawn = draw(st.integers(0, 2 * owners + len(targets) - 1))
         targets.append(drawn if drawn < owners else drawn - owners)
 
 
 def _listings(draw: Draw, targets: list[int], owners: int) -> tuple[Pairs, Pairs]:
-    """The layers that share as they were drawn, and as a model lists them: in any order, by their names."""
+    """The sharing layers in the order in which they were drawn, and in any order, as a model lists them."""
     numbers = [draw(st.integers(0, len(targets))) for _ in targets]
     order = sorted(range(len(targets)), key=lambda drawn: numbers[drawn])
     place = {drawn: listed for listed, drawn in enumerate(order)}
@@ -63,9 +64,9 @@ def _listings(draw: Draw, targets: list[int], owners: int) -> tuple[Pairs, Pairs
 
 
 def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Let layers join whose targets lead to owners: each behind its target, and as a model lists them.
+    """Join layers whose targets lead to owners, listed each behind its target and then in any order.
 
-    Perhaps let them join again, as for a draft model.
+    Perhaps join them twice, as an engine with a draft model does.
     """
     groups = _draw_groups(draw)
     owners, number = _count(groups), draw(NUMBER)
@@ -75,7 +76,7 @@ def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> 
     else:
         targets.append(draw(st.integers(0, owners - 1)))
         for place in range(1, number):
-            # Of those that share already the latest, or any of them, or the owner that all of them have.
+            # The target is the latest sharing layer, or any of them, or the owner of all.
             earlier = place if subject == "chains" else draw(st.integers(0, place))
             targets.append(owners + earlier - 1 if earlier else targets[0])
     drawn, listed = _listings(draw, targets, owners)
@@ -87,7 +88,7 @@ def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def cycles(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Let layers join some of which share in a cycle, with others behind these, and beside."""
+    """Join layers, some of which share in a cycle. Others lead into the cycle or are apart from it."""
     groups = _draw_groups(draw)
     owners, targets = _count(groups), list[int]()
     length = 1 if subject == "self-loops" else draw(st.integers(2, LONGEST_CYCLE))
@@ -100,7 +101,7 @@ def cycles(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def dangling(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Let layers join one of which has a target without a cache, with others behind it, and beside."""
+    """Join layers, one of which has a target without a cache. Others lead to it or are apart from it."""
     groups = _draw_groups(draw)
     owners, targets = _count(groups), list[int]()
     _grow(draw, targets, draw(A_FEW), owners)
@@ -115,10 +116,10 @@ def dangling(draw: Draw, stage: Stage, description: Description, subject: str) -
 
 
 def tensors(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate layers, perhaps first without those that share; then write through some, and read others.
+    """Allocate layers, perhaps first without the sharing ones; write through one, read through another.
 
-    Who uses the same cache reads after the write, and who does not before and after. Block 0, which requests
-    never hold, is left alone.
+    If both use the same cache and block, read after the write; else read before and after it. Block 0 is left
+    alone, because requests never hold it.
     """
     layers = draw_layers(draw, stage, description, subject)
     if not layers:

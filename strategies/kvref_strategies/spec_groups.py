@@ -1,4 +1,4 @@
-"""Specs of layers that might share a group: merged in different orders, asked whether they are uniform."""
+"""Specs of layers that may share a group: merge them in different orders, ask whether they are uniform."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kvref_strategies.specs import (
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 VENDOR = "VendorSpec"
-"""A class that a vendor derives from the subject; what is registered for the subject holds for it."""
+"""A class that a vendor derives from the subject. It has the subject's entry in the registry."""
 
 LONE_VENDOR = "LoneVendorSpec"
-"""The same, registered to share a group with nothing but itself."""
+"""A class that a vendor derives from the subject, registered as its own uniform base."""
 
 UNPLANNED = "EncoderOnlyAttentionSpec"
-"""Keeps nothing from one step to the next, so planners are never given one; a registry does not know it."""
+"""A class whose layers keep nothing between steps: planners never get one, and it is not registered."""
 
 
 def merge_orders(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -40,7 +40,7 @@ def merge_orders(draw: Draw, stage: Stage, description: Description, subject: st
 
 
 def uniformity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Ask whether layers of two or three specs are of one type, in two orders."""
+    """Ask whether layers with two or three specs are of one type, with the specs in two orders."""
     registry = "registry" in description["parts"]
     if registry:
         stage.perform("registry.initialise")
@@ -57,7 +57,7 @@ def uniformity(draw: Draw, stage: Stage, description: Description, subject: str)
 def _draw_specs(
     draw: Draw, stage: Stage, description: Description, subject: str, vendors: list[str]
 ) -> list[SpecDescriptor]:
-    """A spec of the subject, and one or two more: equal, or different in a field, or of another class."""
+    """Draw a spec of the subject, and one or two others: equal, different in a field, or of another class."""
     info = class_info(description, subject)
     first = draw(descriptors(info))
     later = _later_classes(description, subject)
@@ -82,25 +82,25 @@ def _draw_specs(
 
 
 def _later_classes(description: Description, subject: str) -> list[str]:
-    """Drawable classes listed after the subject, so that each pair of classes has one subject."""
+    """The classes listed after the subject, so that each pair of classes belongs to one subject."""
     drawable = [name for name, reason in spec_subjects(description).items() if reason is None]
     return [name for name in drawable[drawable.index(subject) + 1 :] if _may_be_planned(description, name)]
 
 
 def _may_be_planned(description: Description, name: str) -> bool:
-    """Whether a planner gets layers of the class, as far as that can be known without a registry."""
+    """Whether a planner may get layers of the class. A target with a registry answers that itself."""
     return "registry" in description["parts"] or UNPLANNED not in class_info(description, name)["mro"]
 
 
 def _planned_subjects(description: Description) -> Subjects:
     return {
-        name: reason if _may_be_planned(description, name) else "planners are given none of these"
+        name: reason if _may_be_planned(description, name) else "planners never get layers of this class"
         for name, reason in spec_subjects(description).items()
     }
 
 
 def derive_vendor(draw: Draw, stage: Stage, spec: SpecDescriptor, name: str) -> None:
-    """Derive one of the vendor's classes from that of the spec."""
+    """Define `VENDOR` or `LONE_VENDOR`, derived from the class of the spec."""
     fields = draw(st.sampled_from([{}, {"vendor_field": 0}]))
     stage.perform("specs.derive", name=name, base=spec["class"], fields=fields)
     if name == LONE_VENDOR:
@@ -110,7 +110,7 @@ def derive_vendor(draw: Draw, stage: Stage, spec: SpecDescriptor, name: str) -> 
 
 
 def _as_class(spec: SpecDescriptor, name: str, info: SpecClassInfo) -> SpecDescriptor:
-    """A spec of the class, `info` or derived from it, as much like the given one as is legal for it."""
+    """A spec of class `name`, which is `info` or derives from it, as similar to `spec` as is legal."""
     common = {field: value for field, value in spec["fields"].items() if declares(info, field)}
     alike = {field: value for field, value in common.items() if value in menu(info, field)}
     fields: dict[str, Any] = {**minimal(info)["fields"], **alike}

@@ -1,4 +1,4 @@
-"""Specs as objects: made twice, tampered with, sent to another process, made wrongly."""
+"""Specs as objects: build one twice, try to change it, send it to another process, build it wrongly."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ ILLEGAL: dict[str, list[Any]] = {
     "shapes": [[[-4, 8]]],
     "dtypes": [[]],
 }
-"""Values that nobody can mean. Not here: 0 and -1 where some take them for "none"."""
+"""Values that make no sense. Where some implementations take 0 or -1 for "none", they are left out."""
 
 COMPRESSIONS = ("tokens_per_state", "compress_ratio")
-"""Tokens that are stored as one: not more than a block has."""
+"""Fields that say how many tokens are stored as one: at most as many as a block has."""
 
 
 def identity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, then compare two of them, or try to change each field."""
+    """Build a spec; then build two and compare them, or try to change each field."""
     spec = draw(descriptors(class_info(description, subject)))
     if "value" in stage.perform("specs.build", spec=spec):
         stage.perform(draw(st.sampled_from(["specs.twins", "specs.mutable_fields"])), spec=spec)
 
 
 def pickling(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build and pickle a spec in one process, unpickle it in another."""
+    """Build and pickle a spec in one process, and unpickle it in another."""
     spec = draw(descriptors(class_info(description, subject)))
     if "value" not in stage.perform("specs.build", spec=spec):
         return
@@ -50,13 +50,13 @@ def pickling(draw: Draw, stage: Stage, description: Description, subject: str) -
 
 
 def illegal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a simple spec of a class with this field, then the same one with the field as it cannot be."""
+    """Build a simple spec of a class that has this field, then the same spec with an illegal value in it."""
     info = class_info(description, draw(st.sampled_from(_classes_by_field(description)[subject])))
     spec = minimal(info)
     built = stage.perform("specs.build", spec=spec)
     if "value" in built:
         value = draw(st.sampled_from(_illegal_values(subject, spec, built["value"])))
-        # Not `with_field`, which would mend it.
+        # Not `with_field`, which would make it legal.
         stage.perform("specs.build", spec={**spec, "fields": {**spec["fields"], subject: value}})
 
 
@@ -68,7 +68,7 @@ def _illegal_values(field: str, spec: SpecDescriptor, facts: dict[str, Any]) -> 
 
 
 def _classes_by_field(description: Description) -> dict[str, list[str]]:
-    """For each field that we know how to get wrong, the classes that have it."""
+    """The classes that have each field for which we know an illegal value."""
     classes: dict[str, list[str]] = {}
     for info in judged(description):
         for field in (f["name"] for f in info["fields"] if missing_menu(info) is None):

@@ -1,4 +1,4 @@
-"""How large things get: pages of specs, and what a request may take of them."""
+"""Sizes in bytes: of the pages of specs, and of the memory that a request may need."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from kvref_strategies.specs import (
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 IN_FLIGHT = [128, 1, 16, 2048]
-"""Tokens that may be in flight: what one step schedules, or several."""
+"""Tokens that may be in flight: those of one step, or of several."""
 
 ENCODER_TOKENS = 1500
 
 WINDOWED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
-"""Kinds that give back what is behind their window."""
+"""Kinds that free the blocks behind their window."""
 
 
 def pages(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, then perhaps the same one with other block sizes, then perhaps with a larger page."""
+    """Build a spec, then perhaps the same one with other block sizes, and with a larger page."""
     info = class_info(description, subject)
     spec = _with_declared(description, draw(descriptors(info)))
     spec["fields"].update(draw(st.sampled_from(_formats(description, info))))
@@ -44,17 +44,17 @@ def pages(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def _with_declared(description: Description, spec: SpecDescriptor) -> SpecDescriptor:
-    """The spec with what the capability `page_scaling` says of its class, for the laws to go by."""
+    """The spec with what the capability `page_scaling` says of its class, for the laws to read."""
     scaling = description["capabilities"].get("page_scaling", {}).get(spec["class"])
     return {**spec, "declared": {"page_scaling": scaling}} if scaling else spec
 
 
 def _formats(description: Description, info: SpecClassInfo) -> list[dict[str, Any]]:
-    """Fields of storage formats: plain, packed as a backend may tell, quantised with scales in the page."""
+    """The fields of each storage format: plain, packed by a backend, quantised with scales in the page."""
     defaults = {field["name"]: field.get("default") for field in info["fields"]}
     formats: list[dict[str, Any]] = [{}]
     formats += [{field: 656} for field in ("state_content_bytes", "tq_slot_size") if field in defaults]
-    # Elsewhere the scales are part of what a backend packs.
+    # Without the capability the scales are part of a packed format.
     mode = defaults.get("kv_quant_mode")
     if description["capabilities"].get("quant_scales") and isinstance(mode, dict):
         mode = {**mode, "name": "INT8_PER_TOKEN_HEAD"}
@@ -63,7 +63,7 @@ def _formats(description: Description, info: SpecClassInfo) -> list[dict[str, An
 
 
 def memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, then ask what a request may take as the longest one gets longer."""
+    """Build a spec, and ask for the most memory of a request at growing `max_model_len`."""
     spec = draw(descriptors(class_info(description, subject)))
     in_flight = draw(st.sampled_from(IN_FLIGHT))
     lengths = draw(st.lists(st.integers(1, 40_000), min_size=2, max_size=4, unique=True))
@@ -71,7 +71,7 @@ def memory(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def window_memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """The same for lengths around those from which on a window bounds what is held."""
+    """Like `memory`, with lengths around the one from which the window bounds the memory."""
     spec = draw(descriptors(class_info(description, subject)))
     fields = spec["fields"]
     in_flight = draw(st.sampled_from(IN_FLIGHT))
@@ -95,7 +95,7 @@ def _ask_memory(stage: Stage, spec: SpecDescriptor, in_flight: int, lengths: lis
 
 
 def window_subjects(description: Description) -> Subjects:
-    """Classes whose kind is windowed; where there is none, that is the reason."""
+    """The classes of a windowed kind."""
     windowed = [info["name"] for info in description["classes"] if set(WINDOWED) & set(info["mro"])]
     subjects = {name: reason for name, reason in spec_subjects(description).items() if name in windowed}
     return subjects or {"": "the target has no windowed spec class"}
@@ -107,7 +107,7 @@ WORKLOADS = [
         ("specs",),
         spec_subjects,
         pages,
-        unobserved="its specs do not tell what this law compares",
+        unobserved="its specs do not show what this law compares",
         symbolic=True,
     ),
     Workload("specs.memory", ("specs", "specs.max_memory"), spec_subjects, memory, weight=0.4, symbolic=True),

@@ -1,7 +1,7 @@
-"""Spec descriptors: legal fields by name, whatever class of whatever version carries them.
+"""Spec descriptors with legal values, chosen by the names of the fields, for any class of any version.
 
-A class gets the fields it declares, each from the values an engine would give it. The first value of a
-menu is the simplest; a field left at its default is left out of the descriptor.
+A class gets values for the fields that it has, as an engine would set them. A list of possible values (a
+menu) begins with the simplest one. A descriptor leaves out fields that have their default.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ MENUS: dict[str, list[Any]] = {
     "page_size": [4096, 512],
     "blocks_per_request": [4, 1],
 }
-"""Values beside the default, by field name, in tokens, heads, elements or bytes as the field counts."""
+"""The values of each field besides its default, in the field's own unit."""
 
-# One latent vector a token stands for all heads, and there is no separate V.
+# All heads share one latent vector for each token, and there is no separate V.
 _LATENT: dict[str, list[Any]] = {
     "num_kv_heads": [1],
     "head_size_v": [],
@@ -51,15 +51,15 @@ _LATENT: dict[str, list[Any]] = {
 }
 
 KINDS: dict[str, dict[str, list[Any]]] = {
-    # Chunked layers never become latent ones, while windowed ones do.
+    # Latent layers may have a window, but are never chunked.
     "MLAAttentionSpec": {**_LATENT, "attention_chunk_size": []},
     "SlidingWindowMLASpec": _LATENT,
     # Only latent caches store several tokens in one state.
     "AttentionSpec": {"tokens_per_state": [], "compress_ratio": []},
-    # A state does not grow with tokens.
+    # A recurrent state does not depend on the number of tokens.
     "MambaSpec": {"tokens_per_state": []},
 }
-"""Menus that differ for a kind and what derives from it; an empty one leaves the field alone."""
+"""Menus for a kind and its derived classes, in place of those above. An empty one keeps the default."""
 
 KNOWN_KINDS = (
     "FullAttentionSpec",
@@ -69,16 +69,16 @@ KNOWN_KINDS = (
     "EncoderOnlyAttentionSpec",
     "MambaSpec",
 )
-"""The kinds whose rules the laws know; classes that derive from one follow them, too."""
+"""The kinds whose rules the laws know. Classes that derive from one follow its rules."""
 
 OPTIONAL_WINDOWS = ("sliding_window", "attention_chunk_size")
-"""Left out, these mean "no limit", which a group may reconcile with a limit (full attention does)."""
+"""Fields that mean "no limit" if left out. Full attention merges layers with a limit and layers without."""
 
 ALWAYS = ("sink_len",)
-"""Fields with a default that no engine leaves at it."""
+"""Fields that engines always set, although they have a default."""
 
 PADDINGS = [256, 512, 4096]
-"""Bytes added to a page by explicit padding: keeps every element type aligned."""
+"""Bytes that padding adds to a page. Every dtype stays aligned."""
 
 RANGES: dict[str, range] = {
     "block_size": range(1, 2**20 + 1),
@@ -92,7 +92,7 @@ RANGES: dict[str, range] = {
     "extra_retained_tokens": range(1, 65),
     "num_speculative_blocks": range(1, 65),
 }
-"""All that a field may honestly be, for whoever can look through that (see `widened`)."""
+"""The full range of each field, for symbolic examples (see `widened`)."""
 
 
 def class_info(description: Description, name: str) -> SpecClassInfo:
@@ -104,7 +104,7 @@ def is_required(field: FieldInfo) -> bool:
 
 
 def menu(info: SpecClassInfo, field: str) -> Sequence[Any]:
-    """Values that an engine may give `field` of this class; empty when it is to be left alone."""
+    """The values to draw for `field` of this class; empty if the field keeps its default."""
     for known in info["fields"]:
         if known["name"] == field and "values" in known:
             return known["values"]
@@ -115,7 +115,7 @@ def menu(info: SpecClassInfo, field: str) -> Sequence[Any]:
 
 
 def one_of(values: Sequence[Any]) -> SearchStrategy[Any]:
-    """Draw one of the values; one of a range by arithmetic, so that it can be drawn without being known."""
+    """Draw one of the values. A range is drawn by arithmetic, so that the number can stay symbolic."""
     if isinstance(values, range):
         start, step = values.start, values.step
         return st.integers(0, len(values) - 1).map(lambda place: start + step * place)
@@ -123,9 +123,9 @@ def one_of(values: Sequence[Any]) -> SearchStrategy[Any]:
 
 
 def widened(description: Description) -> Description:
-    """The same target, the numbers of whose specs are drawn from all of `RANGES` in place of a few.
+    """The description of a target, changed so that numbers of specs are drawn from all of `RANGES`.
 
-    A field stays as it is where the target says which values it has, or its kind allows one alone.
+    A field keeps its menu if the target lists its values, or if its kind allows only one.
     """
 
     def widened_field(info: SpecClassInfo, field: FieldInfo) -> Any:
@@ -141,12 +141,12 @@ def widened(description: Description) -> Description:
 
 
 def missing_fields(info: SpecClassInfo) -> list[str]:
-    """Required fields that nobody has values for."""
+    """The required fields for which neither kvref nor the target has values."""
     return [f["name"] for f in info["fields"] if is_required(f) and not menu(info, f["name"])]
 
 
 def missing_menu(info: SpecClassInfo) -> str | None:
-    """Why no spec of this class can be drawn, or None when one can."""
+    """The reason why no spec of this class can be drawn, or None if one can."""
     unknown = missing_fields(info)
     if not unknown:
         return None
@@ -157,12 +157,12 @@ def missing_menu(info: SpecClassInfo) -> str | None:
 
 
 def spec_subjects(description: Description) -> dict[str, str | None]:
-    """Every class that describes one layer, with the reason where none of its specs can be drawn."""
+    """Every class of role `layer`, with the reason why no spec of it can be drawn, or None."""
     return {info["name"]: missing_menu(info) for info in description["classes"] if info["role"] == "layer"}
 
 
 def judged(description: Description) -> list[SpecClassInfo]:
-    """The classes for layers that are to be judged: with a plugin those it brings, else all."""
+    """The classes to judge: those of the plugin if there is one, else all of role `layer`."""
     infos = [info for info in description["classes"] if info["role"] == "layer"]
     return [info for info in infos if description["plugin"] is None or info.get("origin") == "plugin"]
 
@@ -175,7 +175,10 @@ def minimal(info: SpecClassInfo) -> SpecDescriptor:
 
 @st.composite
 def descriptors(draw: Draw, info: SpecClassInfo, often: tuple[str, ...] = ()) -> SpecDescriptor:
-    """A legal spec of the class, most fields at their defaults, those in `often` at other values as often."""
+    """Draw a legal spec of the class.
+
+    Most fields keep their default. Those in `often` have another value half of the time.
+    """
     spec = minimal(info)
     for field in info["fields"]:
         values = menu(info, field["name"])
@@ -190,7 +193,7 @@ _rarely: SearchStrategy[bool] = st.sampled_from([False, False, False, True])
 
 
 def _legal(spec: SpecDescriptor) -> SpecDescriptor:
-    """Resolve combinations no engine makes."""
+    """Change combinations of values that no engine makes into legal ones."""
     fields = spec["fields"]
     if "sliding_window" in fields and "attention_chunk_size" in fields:
         del fields["attention_chunk_size"]
@@ -205,12 +208,12 @@ def _legal(spec: SpecDescriptor) -> SpecDescriptor:
 
 
 def legal_block_sizes(info: SpecClassInfo, spec: SpecDescriptor) -> Sequence[int]:
-    """Block sizes that hold a whole number of stored states, and divide what must be whole blocks."""
+    """Block sizes that are a whole number of stored states, and that divide `sink_len`."""
     fields = spec["fields"]
     tokens: Any = fields.get("tokens_per_state", fields.get("compress_ratio", 1))
     every = menu(info, "block_size")
     if isinstance(every, range):
-        # The divisors of a number that may not be known yet: one is sure.
+        # A symbolic `sink_len` has unknown divisors. 1 is always one.
         return range(1, 2) if "sink_len" in fields else range(tokens, every.stop, tokens)
     sizes = [size for size in every if size % tokens == 0]
     return [size for size in sizes if fields.get("sink_len", size) % size == 0]
@@ -233,7 +236,7 @@ def _padding_subjects(description: Description) -> Subjects:
 
 
 def padding(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, then the same one with a larger page asked for."""
+    """Build a spec, then the same one padded to a larger page."""
     spec = draw(descriptors(class_info(description, subject)))
     built = stage.perform("specs.build", spec=spec)
     if "value" in built:
@@ -245,7 +248,7 @@ def padding(draw: Draw, stage: Stage, description: Description, subject: str) ->
 
 
 def padded_page(draw: Draw, spec: SpecDescriptor, page: int) -> int:
-    """A page size in bytes larger than `page` that a platform may ask for, the spec's alignment kept."""
+    """Draw a page size in bytes that is larger than `page` and keeps the alignment of the spec."""
     alignment = spec["fields"].get("alignment") or 1
     return -(-(page + draw(st.sampled_from(PADDINGS))) // alignment) * alignment
 
@@ -259,7 +262,7 @@ def merge_equal(draw: Draw, stage: Stage, description: Description, subject: str
 
 @st.composite
 def perturbations(draw: Draw, info: SpecClassInfo) -> tuple[SpecDescriptor, SpecDescriptor]:
-    """Two legal specs of the class that differ in one field."""
+    """Draw two legal specs of the class that differ in one field."""
     spec = draw(descriptors(info))
     choices = {f["name"]: _distinct_values(info, f) for f in info["fields"]}
     field = draw(st.sampled_from([name for name, values in choices.items() if len(values) > 1]))
@@ -269,7 +272,7 @@ def perturbations(draw: Draw, info: SpecClassInfo) -> tuple[SpecDescriptor, Spec
 
 
 def _distinct_values(info: SpecClassInfo, field: FieldInfo) -> Sequence[Any]:
-    """Values of a field that no engine treats as compatible with one another."""
+    """The values of a field of which no two may share a group."""
     values = menu(info, field["name"])
     if not values or is_required(field) or field["name"] in OPTIONAL_WINDOWS:
         return values
@@ -290,7 +293,7 @@ def merge_unequal(draw: Draw, stage: Stage, description: Description, subject: s
 
 
 def copy(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Copy a spec to another block size, and build a fresh one of that size."""
+    """Copy a spec to another block size, and build a new one of that size."""
     info = class_info(description, subject)
     spec = draw(descriptors(info, often=("alignment",)))
     block_size = draw(one_of(legal_block_sizes(info, spec)))

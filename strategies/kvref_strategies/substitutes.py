@@ -1,4 +1,4 @@
-"""Spec classes that a platform puts in the place of others, and plans of layers that declare those."""
+"""A platform that substitutes its own spec classes for others, and plans for layers of the others."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvref_strategies.specs import class_info, descriptors
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 PLATFORM = ("PlatformSpec", "NextPlatformSpec")
-"""Classes that derive from one another, the first from that of a layer."""
+"""The platform's classes. The first derives from the class of a layer, the second from the first."""
 
 
 def substitutes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Plan some layers; put another class in the place of theirs, perhaps one in that one's; undo it all.
+    """Plan for layers while their class is substituted, perhaps twice, and while that is undone.
 
-    In between, perhaps ask for a loop, which is to be refused.
+    Perhaps try to substitute in a loop, which should be refused.
     """
     stage.perform("registry.initialise")
     own = draw(st.sampled_from([info["name"] for info in ClassTree(description).stock]))
@@ -36,7 +36,7 @@ def substitutes(draw: Draw, stage: Stage, description: Description, subject: str
     done = list(steps)
     if draw(st.booleans()):
         steps.append((chain[len(done)], draw(st.sampled_from(chain[: len(done)]))))
-    # Undone in any order, so that what is left is seen to be left.
+    # Undo in any order: the substitutions that remain must still work.
     steps += [(old, None) for old, _ in draw(st.permutations(done))]
     stage.perform("planner.groups", layers=layers)
     for old, new in steps:

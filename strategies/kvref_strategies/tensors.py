@@ -1,4 +1,4 @@
-"""Layers whose memory is laid out, small enough for every byte to be looked at, and what is done with it."""
+"""Layers with so little memory that a law can look at every byte, and allocations of them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from kvref_strategies.specs import class_info, declares
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 BLOCK_SIZES = [4, 8]
-"""Tokens; where a class takes other ones, those."""
+"""In tokens, unless the target lists others for a class."""
 
 MAX_LAYERS = 4
+"""The most layers that own a cache."""
 MAX_SHARING = 2
+"""The most sharing layers."""
 
 
 def block_sizes(description: Description, name: str) -> list[int]:
     """The block sizes to draw for a class, in tokens."""
     fields = class_info(description, name)["fields"]
-    told = next((each.get("values") for each in fields if each["name"] == "block_size"), None)
-    return list(told)[:2] if told else BLOCK_SIZES
+    values = next((each.get("values") for each in fields if each["name"] == "block_size"), None)
+    return list(values)[:2] if values else BLOCK_SIZES
 
 
 def _fields(draw: Draw, description: Description, name: str = "FullAttentionSpec") -> dict[str, Any]:
@@ -39,14 +41,14 @@ def _attention(draw: Draw, stage: Stage, description: Description) -> list[SpecD
 
 
 def _other_heads(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Layers with as many tokens in a block, and other pages: each has memory of its own."""
+    """Layers with the same block size and different pages: each has memory of its own."""
     fields = _fields(draw, description)
     heads = draw(st.sampled_from([{"num_kv_heads": 4}, {"head_size": 8}, {"head_size": 3}]))
     return [spec_with(description, "FullAttentionSpec", **each) for each in (fields, {**fields, **heads})]
 
 
 def _windows(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Layers of two kinds, which take turns to use the same memory."""
+    """Layers of two kinds, in groups that share memory."""
     fields = _fields(draw, description)
     return [
         spec_with(description, "FullAttentionSpec", **fields),
@@ -55,7 +57,7 @@ def _windows(draw: Draw, stage: Stage, description: Description) -> list[SpecDes
 
 
 def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Latent attention, with an index of it in some layers, of which each byte is a value."""
+    """Latent attention, in some layers with an index whose values are bytes."""
     fields = {**_fields(draw, description, "MLAAttentionSpec"), "num_kv_heads": 1}
     layer = spec_with(description, "MLAAttentionSpec", **{**fields, "head_size": 6, "dtype": "torch.float16"})
     index = spec_with(description, "MLAAttentionSpec", **{**fields, "head_size": 4, "dtype": "torch.uint8"})
@@ -63,7 +65,7 @@ def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 
 def _bytes(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Values of eight bits."""
+    """Attention with values of one byte."""
     fields = _fields(draw, description)
     dtypes = ["torch.float8_e4m3fn", "torch.int8", "torch.uint8"]
     return [
@@ -73,7 +75,7 @@ def _bytes(draw: Draw, stage: Stage, description: Description) -> list[SpecDescr
 
 
 def _padded(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Pages that a platform has padded, some of them at least."""
+    """Layers whose pages a platform has padded, all or some of them."""
     spec = spec_with(description, "FullAttentionSpec", **_fields(draw, description))
     built = stage.perform("specs.build", spec=spec)
     if "value" not in built:
@@ -84,9 +86,9 @@ def _padded(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 
 def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Recurrent layers, their pages as large as those of attention, if there is any.
+    """Recurrent layers, perhaps with attention; then their pages are padded to those of attention.
 
-    Pages are a whole number of the widest values, as those of all models are.
+    Pages are a multiple of the largest dtype, as in all models.
     """
     shapes = draw(st.sampled_from([[[2, 3]], [[2, 3], [4]], [[4], [1, 2], [2]]]))
     dtypes = draw(
@@ -124,7 +126,7 @@ FAMILIES = {
     "padded pages": Family(("FullAttentionSpec",), _padded),
     "recurrent states": Family(("FullAttentionSpec", "MambaSpec"), _states),
 }
-"""By name, as subjects are."""
+"""The families by name. The names are subjects."""
 
 
 def tensor_subjects(description: Description) -> Subjects:
@@ -140,7 +142,7 @@ def tensor_subjects(description: Description) -> Subjects:
 
 
 def undeclared(description: Description) -> str | None:
-    """What a target that allocates has to declare, and does not."""
+    """The reason why the target cannot be asked to allocate: a capability that it does not declare."""
     missing = [name for name in ("layouts", "buffers") if not description["capabilities"].get(name)]
     return f"the target does not declare {' and '.join(missing)}" if missing else None
 
@@ -148,7 +150,7 @@ def undeclared(description: Description) -> str | None:
 def draw_layers(
     draw: Draw, stage: Stage, description: Description, subject: str
 ) -> dict[str, SpecDescriptor]:
-    """Layers of a family, by name; none if one of their specs cannot be built."""
+    """Draw layers of a family, by name; empty if a spec cannot be built."""
     if has_registry(description):
         stage.perform("registry.initialise")
     specs = FAMILIES[subject].specs(draw, stage, description)
@@ -160,7 +162,7 @@ def draw_layers(
 
 
 def draw_arguments(draw: Draw, description: Description, layers: dict[str, SpecDescriptor]) -> dict[str, Any]:
-    """What `tensors.allocate` takes."""
+    """Draw the arguments of `tensors.allocate`."""
     capabilities = description["capabilities"]
     owners = shareable(description, layers)
     targets = draw(st.lists(st.sampled_from(owners), max_size=MAX_SHARING)) if owners else []
@@ -176,7 +178,7 @@ def draw_arguments(draw: Draw, description: Description, layers: dict[str, SpecD
 
 
 def shareable(description: Description, layers: dict[str, SpecDescriptor]) -> list[str]:
-    """The layers whose caches others may use: attention, but not latent attention."""
+    """The layers whose caches others may use: those of attention, but not of latent attention."""
     known = {info["name"]: info["mro"] for info in description["classes"]}
     return [
         name
@@ -186,7 +188,7 @@ def shareable(description: Description, layers: dict[str, SpecDescriptor]) -> li
 
 
 def layouts_for(description: Description, layers: dict[str, SpecDescriptor]) -> list[str]:
-    """The layouts to draw: padded pages of attention are for backends that keep a page together."""
+    """The layouts to draw. With padded attention pages, only those that keep the bytes of a page together."""
     known: list[str] = description["capabilities"]["layouts"]
     padded = shareable(
         description, {n: spec for n, spec in layers.items() if "page_size_padded" in spec["fields"]}
@@ -195,7 +197,7 @@ def layouts_for(description: Description, layers: dict[str, SpecDescriptor]) -> 
 
 
 def layouts(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate, and again with one thing changed, or several."""
+    """Allocate layers, and again with one or two things changed."""
     layers = draw_layers(draw, stage, description, subject)
     if not layers:
         return
@@ -217,7 +219,7 @@ def layouts(draw: Draw, stage: Stage, description: Description, subject: str) ->
 def more_heads(
     description: Description, layers: dict[str, SpecDescriptor]
 ) -> dict[str, SpecDescriptor] | None:
-    """The same layers with twice the heads each, and wider values; None where they cannot have them."""
+    """The layers with twice the heads and a wider dtype; None if one of them cannot have that."""
     made: dict[str, SpecDescriptor] = {}
     for name, spec in layers.items():
         fields, info = spec["fields"], class_info(description, spec["class"])
@@ -237,6 +239,6 @@ WORKLOADS = [
         tensor_subjects,
         layouts,
         weight=0.5,
-        unobserved="no such layers could be allocated, or nothing that the law speaks of was",
+        unobserved="the target did not allocate these layers, or nothing that the law is about",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Requests that get places in a step, and are taken out of it again so that another one has room."""
+"""Requests that are scheduled in a step, then preempted in the same step to make room for another one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from kvref.target import CacheGroup
 from kvref_strategies.caches import cache_subjects, setups, without_drafts
-from kvref_strategies.engine import ASKS, Engine
+from kvref_strategies.engine import NEEDED, Engine
 from kvref_strategies.workload import Description, Draw, Stage, Workload
 
 
-class Given:
-    """Decides as it is told, and for the first possibility when it is told no more."""
+class Scripted:
+    """Makes the given decisions in order, and after them always 0."""
 
     def __init__(self, decisions: Iterable[int] = ()) -> None:
         self._decisions = iter(decisions)
@@ -23,12 +23,13 @@ class Given:
         return min(next(self._decisions, 0), count - 1)
 
 
-def chunk(tokens: int) -> Given:
-    return Given([1, tokens - 1])
+def chunk(tokens: int) -> Scripted:
+    """The decisions by which an engine schedules this many tokens of a request."""
+    return Scripted([1, tokens - 1])
 
 
 def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Two requests compute a little; then one goes on, and makes room again for all that the other has."""
+    """Compute a little of two requests. Schedule one again, then preempt it to make room for the other."""
     setup = setups(draw, description, subject)
     if not setup.enable_caching:
         return
@@ -37,7 +38,7 @@ def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) 
     one_length, other_length = draw(lengths), draw(lengths)
     one_first, other_first = draw(st.integers(1, size)), draw(st.integers(1, size))
     more = min(draw(st.integers(size, 2 * size)), one_length - one_first)
-    # A little less than both would hold, if nothing of it were given back.
+    # A little less than both requests would hold together.
     ends = (one_first + more, other_length)
     blocks = sum(_held(group, end) for group in setup.groups for end in ends)
     setup = replace(
@@ -64,17 +65,17 @@ def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) 
         if engine.possible:
             engine.admit(request, chunk(tokens))
     _hand_over(engine)
-    for request, pick in ((one, chunk(more)), (other, Given())):
+    for request, pick in ((one, chunk(more)), (other, Scripted())):
         if engine.possible and request in engine.to_run():
             engine.run(request, pick)
     _hand_over(engine)
     if engine.possible and one in engine.waiting and other in engine.running:
-        engine.abort(other, Given())
-        engine.admit(one, Given())
+        engine.abort(other, Scripted())
+        engine.admit(one, Scripted())
 
 
 def _held(group: CacheGroup, tokens: int) -> int:
-    """Blocks for so many tokens; of states that are kept at the ends of steps, the last and the next."""
+    """The blocks that this many tokens hold. With states cached at step ends: the last one and the next."""
     fields = group["spec"]["fields"]
     if group.get("kind") == "MambaSpec" and fields.get("mamba_cache_mode") == "align":
         return 2
@@ -82,19 +83,20 @@ def _held(group: CacheGroup, tokens: int) -> int:
 
 
 def _hand_over(engine: Engine) -> None:
+    """Close the open step, and process its output."""
     for step in engine.open_steps():
-        engine.close(step, Given())
-    for step in engine.steps_under_way():
-        engine.output(step, Given())
+        engine.close(step, Scripted())
+    for step in engine.oldest_in_flight():
+        engine.output(step, Scripted())
 
 
 WORKLOADS = [
     Workload(
         "cache.withdrawn",
-        ("specs", "cache", *(f"cache.{name}" for name in ASKS)),
+        ("specs", "cache", *(f"cache.{name}" for name in NEEDED)),
         cache_subjects,
         withdrawn,
         weight=0.3,
-        unobserved="no cache for such layers could be made, or nobody had to leave a step",
+        unobserved="the target made no cache for these layers, or no request had to leave a step",
     ),
 ]

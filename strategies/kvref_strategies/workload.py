@@ -1,4 +1,4 @@
-"""What a workload is: a way of making examples, for each subject it applies to."""
+"""The types of a workload, which draws examples for each of its subjects and has the target perform them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from kvref.target import Outcome, PluginInfo, SpecClassInfo
 
 
 class Description(TypedDict):
-    """What a target says of itself before any work starts."""
+    """What is known of a target before any example is drawn."""
 
     name: str
     version: str
     capabilities: dict[str, Any]
     parts: list[str]
-    """What it has: parts (`"specs"`), and their operations (`"specs.merge"`)."""
+    """The parts that it has, as in "specs", and their operations, as in "specs.merge"."""
     classes: list[SpecClassInfo]
+    """Its spec classes."""
     managers: list[str]
+    """Its manager classes."""
     environment: dict[str, str]
     """Versions of Python and torch."""
     devices: list[str]
-    """Kinds of devices that its tensors can be on."""
+    """The kinds of devices that its tensors can be on."""
     device: str
-    """The one that they are to be on."""
+    """The device to use."""
     threads: int
-    """Threads that run after import, the main one included."""
+    """The number of threads after import, the main one included."""
     plugin: PluginInfo | None
     setup: dict[str, Any] | None
-    """How a stand-alone program loads the plugin, where that is not for the target's factory to do."""
+    """How a stand-alone program loads the plugin; None if the target's factory does it."""
 
 
 T = TypeVar("T")
@@ -52,16 +54,19 @@ class Stage(Protocol):
         ...
 
     def fresh(self, *flags: str) -> None:
-        """Go on in a pristine process (isolated workloads only), with these interpreter flags."""
+        """Continue in a pristine process with these interpreter flags. Only isolated workloads may."""
         ...
 
 
 Script = Callable[[Draw, Stage, Description, str], None]
-"""One example: draw, perform, draw more in the light of what was answered. The `str` is the subject."""
+"""Makes one example: draws, performs operations, and may draw more that depends on the answers.
+
+The `str` is the subject.
+"""
 
 
 class Machine(RuleBasedStateMachine):
-    """Base of the state machines: rules perform operations on `stage` and keep a plain model."""
+    """Base of the state machines. Their rules perform operations on `stage` and keep a simple model."""
 
     def __init__(self, stage: Stage, description: Description, subject: str) -> None:
         self.stage = stage
@@ -72,40 +77,41 @@ class Machine(RuleBasedStateMachine):
 
 @dataclass(frozen=True)
 class Driven:
-    """How to make long examples out of numbers, without Hypothesis having a hand in each operation.
+    """How to make long examples from plain numbers, so that Hypothesis does not draw every operation.
 
     Attributes:
-        setup: draws what an example begins with, as plain data.
-        go: performs an example: one thing for each number below `choices`, whatever the numbers before.
+        setup: draws the beginning of an example, as plain data.
+        go: performs an example: one action for each number. Any sequence of numbers is legal.
     """
 
     setup: Callable[[Draw, Description, str], dict[str, Any]]
     go: Callable[[Stage, Description, dict[str, Any], Iterable[int]], None]
     choices: int
+    """The numbers are from 0 to below this."""
     examples: dict[str, int] = field(default_factory=lambda: {"standard": 20, "deep": 200})
-    """How many for a subject, at the depths that have any."""
+    """The number of examples for each subject, by depth. No other depth has any."""
 
 
 Subjects = Mapping[str, str | None]
-"""Subjects by name, each with the reason why the workload cannot be used on it, or None when it can."""
+"""The subjects of a workload by name. The value is the reason why a subject is left out, or None."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A named source of examples.
+    """A named source of examples for laws.
 
     Attributes:
-        parts: parts of the target it needs, and single operations that not every target has.
-        subjects: what there is to run it on, for a described target.
-        examples: a script, or a machine.
-        isolated: every example runs in pristine processes of the target (its state is global).
-        flags: sets of interpreter flags its processes need besides none.
-        weight: share of the example budget (isolated examples cost a fork each).
-        unobserved: why a law does not apply to a subject of which no example gave it anything to judge;
-            without a reason, such a law was not run properly.
-        driven: how it is driven by numbers, if it can be.
-        symbolic: whether its examples are numbers that a target computes with and nothing else depends on, so
-            that they can be drawn without being known, from all that is honest (`specs.widened`).
+        parts: the parts of the target that it needs, and those operations that not every target has.
+        subjects: returns the subjects for a target.
+        examples: a script or a state machine.
+        isolated: whether every example runs in pristine processes, because it changes global state.
+        flags: interpreter flags that some of its processes need.
+        weight: its share of the example budget. Isolated examples cost a fork each.
+        unobserved: the reason to report if no example of a subject gave a law anything to judge. Then the law
+            is `not-applicable` to the subject; if this is empty, the law is `incomplete`.
+        driven: how to drive it by plain numbers, if that is possible.
+        symbolic: whether CrossHair can draw its numbers symbolically: the target computes with them, and
+            nothing else depends on them. They come from the full ranges of `specs.widened`.
     """
 
     name: str

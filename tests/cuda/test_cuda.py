@@ -44,7 +44,7 @@ def test_out_of_memory_leaves_nothing_allocated() -> None:
     assert used() == before
     message = str(refused.value)
     size = config.kv_cache_tensors[0].size
-    for said in (f"{size} bytes are asked for", "are free", f"of the {10 * size} bytes", "layer 'layer."):
+    for said in (f"needs {size} bytes", "are free", f"of the {10 * size} bytes", "layer 'layer."):
         assert said in message
     # What is said to be free is too little, and nearly all that there was.
     free = int(message.split(" are free")[0].split()[-1])

@@ -70,7 +70,7 @@ def _drive(subject: Subject) -> SwiftStage:
         salts=False,
     )
     stage = SwiftStage(subject.target)
-    engine = Engine(stage, setup, subject.description["parts"], as_told=True)
+    engine = Engine(stage, setup, subject.description["parts"], tables_only=True)
     choose = random.Random(0)
     for _ in range(LENGTH):
         engine.go_on(choose.randrange(CHOICES))

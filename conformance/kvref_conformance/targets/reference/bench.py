@@ -1,4 +1,4 @@
-"""The reference's own API, to be timed."""
+"""The part `bench` of the reference: its own API, to be timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on the reference's cache manager. Imports kvref alone, is copied into stand-alone programs."""
+"""The part `cache` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def create(
         enable_caching=enable_caching,
         enable_kv_cache_events=True,
         max_in_flight_tokens=max_in_flight_tokens,
-        **only_what_there_is(use_eagle=use_eagle, max_encoder_tokens=max_encoder_tokens),
+        **only_set_arguments(use_eagle=use_eagle, max_encoder_tokens=max_encoder_tokens),
     )
     CURRENT.manager, CURRENT.hasher, CURRENT.requests = manager, BlockHasher(hash_block_size), {}
     watch(manager)
@@ -63,7 +63,7 @@ def create(
 
 
 def watch(manager: KVCacheManager) -> None:
-    """Note what is predicted to be needed, and what is then taken."""
+    """Record how many blocks the manager predicts, and which it then allocates."""
     predict, take = manager.coordinator.get_num_blocks_to_allocate, manager.block_pool.get_new_blocks
 
     def get_num_blocks_to_allocate(*arguments: object, **named: object) -> int:
@@ -109,8 +109,8 @@ def lookup(request: str) -> Hit:
     }
 
 
-def only_what_there_is(**arguments: Any) -> dict[str, Any]:
-    """As an engine calls: what there is nothing of is not said."""
+def only_set_arguments(**arguments: Any) -> dict[str, Any]:
+    """The arguments that are set. An engine passes no others."""
     return {name: value for name, value in arguments.items() if value}
 
 
@@ -128,7 +128,7 @@ def allocate(
     added = current().allocate_slots(
         request_of(request),
         new,
-        **only_what_there_is(
+        **only_set_arguments(
             num_new_computed_tokens=hit["tokens"] if hit else 0,
             new_computed_blocks=KVCacheBlocks(tuple(hit["blocks"])) if hit else None,
             num_lookahead_tokens=lookahead,

@@ -1,4 +1,4 @@
-"""Operations on the reference's canonical view. Imports kvref alone; copied into stand-alone programs."""
+"""The part `canonical` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
 
 from __future__ import annotations
 

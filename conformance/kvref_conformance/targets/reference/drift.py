@@ -1,4 +1,4 @@
-"""Operations on how a plugin fits the reference. Imports kvref alone, and is copied into programs."""
+"""The part `drift` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def calls(names: Sequence[str]) -> list[Call]:
 
 
 def start() -> None:
-    """The reference has no engine."""
+    """Do nothing: the reference has no engine."""
 
 
 def replaced(packages: Sequence[str]) -> list[Replaced]:
@@ -86,14 +86,14 @@ def reached(
     if derived:
         KVCacheSpecRegistry.register(used_class, used_manager, base)
     CLASSES[spec["class"]] = used_class
-    # What is refused is refused of both classes: what was reached until then counts.
+    # If a call is refused, it is refused for both classes. What was reached until then counts.
     with suppress(Exception):
         use(make(spec))
     return sorted(set(found))
 
 
 def use(spec: Any) -> None:
-    """Plan two layers, and make their manager, as far as the reference does."""
+    """Plan for two layers with the spec, and make their manager."""
     limits = MemoryLimits(256, 128)
     KVCacheSpecRegistry.check_kv_cache_spec_registry({"layer.0": spec})
     type(spec).merge([spec, spec])

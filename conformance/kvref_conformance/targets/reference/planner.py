@@ -1,4 +1,4 @@
-"""Operations on the reference's planning. Imports kvref alone, and is copied into stand-alone programs."""
+"""The part `planner` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvref_conformance.targets.codec import facts
 from kvref_conformance.targets.reference.specs import make
 
 BLOCKS = 2048
-"""Of a pool that is made to see whether it can be."""
+"""The blocks of a cache manager that is only made to see whether it can be."""
 
 
 def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
@@ -159,20 +159,20 @@ def sized(planned: KVCacheConfig, specs: Mapping[str, KVCacheSpec]) -> SizedPlan
 
 
 def groups_in_words(planned: Sequence[KVCacheGroupSpec]) -> list[PlannedGroup]:
-    told: list[PlannedGroup] = []
+    described: list[PlannedGroup] = []
     for group in planned:
         specs = {name: group.spec_of(name) for name in group.layer_names}
-        told.append(
+        described.append(
             {
                 "layers": [
                     {"name": name, "spec": facts(spec), "manager": manager_name(spec)}
                     for name, spec in specs.items()
                 ],
-                # The first by name tells, as it does where the manager is made.
+                # The first layer by name decides, as it does when the cache manager makes the manager.
                 "manager": manager_name(min(specs.items())[1] if specs else group.kv_cache_spec),
             }
         )
-    return told
+    return described
 
 
 def manager_name(spec: KVCacheSpec) -> str | None:

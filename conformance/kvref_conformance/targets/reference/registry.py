@@ -1,4 +1,4 @@
-"""Operations on the reference's registry. Imports kvref alone, and is copied into stand-alone programs."""
+"""The part `registry` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
 
 from __future__ import annotations
 

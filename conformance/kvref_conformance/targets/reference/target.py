@@ -1,4 +1,4 @@
-"""kvref's own implementation."""
+"""The target `reference`: kvref's own implementation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from kvref_conformance.targets.reference import (
 
 
 class ReferenceTarget:
-    """The parts of the reference that exist so far."""
+    """The reference as a target, with all parts."""
 
     name = "reference"
     version = kvref.__version__

@@ -1,4 +1,4 @@
-"""Operations on the reference's tensors. Imports kvref alone, and is copied into stand-alone programs."""
+"""The part `tensors` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def allocate(
 
 
 def kernel_block_sizes(config: KVCacheConfig, kernel_block_size: int | None) -> list[int]:
-    """For each group, that size if its layers can have it, else its own."""
+    """The kernel block size of each group: the given one if its layers can have it, else its block size."""
     sizes = []
     for group in config.kv_cache_groups:
         spec = group.kv_cache_spec
@@ -80,7 +80,7 @@ def kernel_block_sizes(config: KVCacheConfig, kernel_block_size: int | None) -> 
 
 
 def pages_of(layer: str) -> PageLayout:
-    """How the pages look of a layer, or of the one whose cache it uses."""
+    """The page layout of a layer, or of its owner if it shares a cache."""
     placement = CURRENT.caches.placement
     for group in placement.config.kv_cache_groups:
         layer = group.kv_sharing_layers.get(layer, layer)
@@ -89,7 +89,7 @@ def pages_of(layer: str) -> PageLayout:
 
 
 def views_of(layer: str) -> list[Any]:
-    """What the layer works with."""
+    """The tensors that the layer works with."""
     cache = CURRENT.model[layer].kv_cache
     return cache if isinstance(cache, list) else [cache]
 

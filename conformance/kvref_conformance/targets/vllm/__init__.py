@@ -1,1 +1,1 @@
-"""vLLM, as installed in the worker's interpreter."""
+"""The vLLM that is installed in the worker's interpreter, as a target."""

@@ -1,4 +1,4 @@
-"""vLLM's own API, to be timed."""
+"""The part `bench` of vLLM: its own API, to be timed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvref_conformance.targets.vllm.specs import make
 
 
 def requests(block_size: int) -> Any:
-    """What makes requests with hashes."""
+    """A function that makes requests with block hashes, from a name and tokens."""
     kv_cache_utils.init_none_hash(sha256)
     hasher = kv_cache_utils.get_request_block_hasher(block_size, sha256)
 
@@ -84,7 +84,7 @@ def cache(
         max_model_len=max_model_len,
         scheduler_block_size=block_size,
         hash_block_size=block_size,
-        # One limit under the names that it has had.
+        # The same limit under its names in different releases.
         max_in_flight_tokens=max_model_len,
         max_num_batched_tokens=max_model_len,
         enable_caching=True,
@@ -121,7 +121,7 @@ def join(groups: Sequence[Sequence[str]], sharing: Sequence[Pair]) -> BenchCall:
     targets = dict(sharing)
 
     def run(given: list[Any]) -> list[Any]:
-        """In place."""
+        """Change the groups in place, as vLLM does."""
         add_kv_sharing_layers_to_kv_cache_groups(targets, given)
         return given
 
@@ -136,13 +136,13 @@ def allocate(
     layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, buffers: str, device: str
 ) -> BenchCall:
     if buffers != (way := tensors.way_of_buffers()):
-        raise NotImplementedError(f"buffers are {way!r} in this version, not {buffers!r}")
+        raise NotImplementedError(f"buffers are {way!r} in this release, not {buffers!r}")
     engine, config = planned(layers, num_blocks, layout)
     arguments = tensors.runner_arguments(engine, deepcopy(config), torch.device(device))
     model = engine.compilation_config.static_forward_context
 
     def fresh() -> dict[str, Any]:
-        """No layer has memory that was allocated before."""
+        """Take the memory of the last run from all layers."""
         for layer in model.values():
             vars(layer).pop("kv_cache", None)
         return {**arguments, **({"runner_kv_caches": []} if "runner_kv_caches" in arguments else {})}
@@ -156,7 +156,7 @@ def allocate(
 
 def planned(layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str) -> tuple[Any, Any]:
     if layout not in tensors.layouts():
-        raise NotImplementedError(f"this version has no layout {layout!r}")
+        raise NotImplementedError(f"this release has no layout {layout!r}")
     return tensors.plan_of_model(layers, num_blocks, layout, None, [])
 
 
@@ -182,4 +182,4 @@ def copy(
     device: str,
     pairs: Sequence[tuple[int, int]],
 ) -> BenchCall:
-    raise NotImplementedError("it copies by kernels for GPUs, in steps of a worker: there is nothing to call")
+    raise NotImplementedError("vLLM copies with GPU kernels in the steps of a worker: no call to time")

@@ -1,4 +1,4 @@
-"""Operations on vLLM's KVCacheManager. Imports vLLM alone, and is copied into stand-alone programs."""
+"""The part `cache` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def create(
         max_model_len=max_model_len,
         scheduler_block_size=scheduler_block_size,
         hash_block_size=hash_block_size,
-        # One limit under the names that it has had.
+        # The same limit under its names in different releases.
         max_in_flight_tokens=max_in_flight_tokens,
         max_num_batched_tokens=max_in_flight_tokens,
         enable_caching=enable_caching,
@@ -69,11 +69,11 @@ def create(
 
 
 def make_manager(config: Any, **settings: Any) -> Any:
-    """With those of the settings that this version has."""
-    return KVCacheManager(config, **{name: settings[name] for name in settings if is_told(name)})
+    """A KVCacheManager with those of the settings that this release has."""
+    return KVCacheManager(config, **{name: settings[name] for name in settings if takes_setting(name)})
 
 
-def is_told(setting: str) -> bool:
+def takes_setting(setting: str) -> bool:
     return setting in inspect.signature(KVCacheManager).parameters
 
 
@@ -94,7 +94,7 @@ def cap_of(spec: Any, max_in_flight_tokens: int, max_model_len: int) -> int | No
 
 
 def watch(manager: Any) -> None:
-    """Note what is predicted to be needed, and what is then taken."""
+    """Record how many blocks the manager predicts, and which it then allocates."""
     predict, take = manager.coordinator.get_num_blocks_to_allocate, manager.block_pool.get_new_blocks
 
     def get_num_blocks_to_allocate(*arguments: Any, **named: Any) -> Any:
@@ -209,7 +209,7 @@ def take_new_block_ids() -> list[int]:
 
 
 def mamba_cache_modes() -> list[str]:
-    """How its engine keeps recurrent states where prefixes are cached."""
+    """The modes in which the engine caches recurrent states with prefix caching."""
     modes = get_args(getattr(vllm.config.cache, "MambaCacheMode", None))
     return [mode for mode in ("align", "all") if mode in modes]
 
@@ -223,7 +223,7 @@ def take_copies() -> list[Copy]:
     if take is None:
         return []
     copies, retained = take()
-    # What the scheduler does when the step with the copies has been handed over.
+    # The scheduler does this when it has handed over the step with the copies.
     CURRENT.manager.block_pool.free_blocks(retained)
     return [{"source": copy.src_block_id, "destination": copy.dst_block_id} for copy in copies]
 
@@ -236,22 +236,22 @@ def event_in_words(event: Any) -> CacheEvent:
     kind = type(event).__name__
     if kind == "AllBlocksCleared":
         return {"what": "cleared", "hashes": []}
-    told: CacheEvent = {
+    described: CacheEvent = {
         "what": "stored" if kind == "BlockStored" else "removed",
         "hashes": [event_hash_name(each) for each in event.block_hashes],
     }
     if getattr(event, "group_idx", None) is not None:
-        told["group"] = event.group_idx
+        described["group"] = event.group_idx
     if kind == "BlockStored":
         parent = event.parent_block_hash
-        told["parent"] = None if parent is None else event_hash_name(parent)
-        told["tokens"] = list(event.token_ids)
-        told["block_size"] = event.block_size
-    return told
+        described["parent"] = None if parent is None else event_hash_name(parent)
+        described["tokens"] = list(event.token_ids)
+        described["block_size"] = event.block_size
+    return described
 
 
 def event_hash_name(block_hash: Any) -> str:
-    """Events have the hash itself, or its last eight bytes as a number."""
+    """The name of a hash in an event, which is the hash itself or a number made from its last eight bytes."""
     return hash_name(block_hash.to_bytes(8, "big") if isinstance(block_hash, int) else block_hash)
 
 

@@ -1,4 +1,4 @@
-"""Operations on vLLM's canonical view. Imports vLLM alone, and is copied into stand-alone programs."""
+"""The part `canonical` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ REGISTERED: SimpleNamespace = SimpleNamespace(caches=None)
 
 
 def register() -> Canonical:
-    """Let the worker of the offloading connector do it, and take what it would hand to its copier."""
+    """Let the worker of the offloading connector make the view, and take what it passes to its copier."""
     with without_mappings():
         connector_of(CURRENT.engine, CURRENT.config).register_kv_caches(CURRENT.caches)
     return canonical_facts(REGISTERED.caches, CURRENT.buffers)
 
 
 def without_mappings() -> Any:
-    """What tells how pages of several GPUs make one asks for more of a model than there is."""
+    """Replace the function that maps pages across GPUs: it needs more of a model than there is here."""
     return patch.object(worker, "derive_canonical_mappings", lambda *arguments: {}, create=True)
 
 
 def connector_of(engine: Any, config: Any) -> Any:
-    offered = {
+    arguments = {
         "spec": SimpleNamespace(
-            # How the copier is asked for has changed; so has where the worker looks for the rest.
+            # Releases differ in the name of the copier's factory, and in where the worker finds the rest.
             get_worker=keep,
             get_handlers=keep,
             vllm_config=engine,
@@ -43,7 +43,7 @@ def connector_of(engine: Any, config: Any) -> Any:
         "kv_cache_config": config,
     }
     takes = inspect.signature(worker.OffloadingConnectorWorker).parameters
-    return worker.OffloadingConnectorWorker(**{k: v for k, v in offered.items() if k in takes})
+    return worker.OffloadingConnectorWorker(**{k: v for k, v in arguments.items() if k in takes})
 
 
 def keep(caches: Any) -> list[Any]:

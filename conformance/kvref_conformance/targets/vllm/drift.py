@@ -1,4 +1,4 @@
-"""Operations on how a plugin fits vLLM. Imports vLLM alone, and is copied into stand-alone programs."""
+"""The part `drift` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def reached(
     CLASSES[spec["class"]] = used_class
     used = make(spec)
     for stage in (plan, serve):
-        # What a stage refuses, it refuses of both: what was reached until then counts.
+        # If a stage refuses, it does so for both classes. What was reached until then counts.
         with suppress(Exception):
             stage(used)
     return sorted(set(found))
@@ -108,7 +108,7 @@ def plan(spec: Any) -> None:
 
 
 def serve(spec: Any) -> None:
-    """Have a manager of one group serve one prompt twice."""
+    """Serve the same prompt twice with a cache manager of one group."""
     size = spec.block_size
     config = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer.0"], spec)])
     known = {
@@ -143,6 +143,6 @@ def serve(spec: Any) -> None:
 
 
 def accepting(factory: Callable[..., Any], known: dict[str, Any]) -> Any:
-    """The factory's product from those arguments that this version knows."""
+    """Call the factory with those of the arguments that this release has."""
     taken = inspect.signature(factory).parameters
     return factory(**{name: value for name, value in known.items() if name in taken})

@@ -1,4 +1,4 @@
-"""Operations on vLLM's block hashes. Imports vLLM alone, and is copied into stand-alone programs."""
+"""The part `hashing` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vllm.v1.request import Request
 
 from kvref.target import Content
 
-# Two requests with the same item have it in the same shape: the item's hash covers what decides its shape.
-# Embeddings beside tokens are not possible in every version.
+# "item shapes" is left out: in vLLM the same item always has the same shape, because its hash covers whatever
+# decides the shape. Not every release takes embeddings beside tokens.
 CONTENTS = ["adapter", "salt", "items", "interleaved items"]
 if "prompt_is_token_ids" in inspect.signature(Request).parameters:
     CONTENTS.append("embeddings")
 
 
 def text(value: str | None) -> Any:
-    """The string as a new object, as each is that an engine gets from its front end."""
+    """A copy of the string: an engine gets new objects from its front end, too."""
     return None if value is None else value.encode().decode()
 
 
@@ -44,7 +44,7 @@ def features_of(content: Content) -> list[Any]:
 
 
 def embeddings_of(content: Content, prompt: list[int]) -> dict[str, Any]:
-    """The prompt as a request takes it: embeddings alone, or beside tokens with rows of zeros for these."""
+    """The prompt as arguments of a request: embeddings alone, or tokens and embeddings with rows of zeros."""
     embeddings = content.get("embeddings", {})
     if not embeddings:
         return {"prompt_token_ids": prompt}

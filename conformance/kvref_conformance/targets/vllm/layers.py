@@ -1,6 +1,6 @@
-"""Layers as vLLM's model runner sees them, without weights. Copied into stand-alone programs.
+"""Layers as vLLM's model runner sees them, without weights. Stand-alone programs copy this module.
 
-They tell the runner their specs, the layers whose caches they share, and what their kernels want.
+A layer has a spec, perhaps a target whose cache it shares, and a backend with the needs of its kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvref.target import Pair
 def layers_of_model(
     specs: Mapping[str, Any], sharing: Sequence[Pair], layout: str, kernel_block_size: int | None
 ) -> dict[str, Any]:
-    """A layer for each spec, then those that share, with the spec of the one whose cache they use."""
+    """A layer for each spec, then the sharing layers, each with the spec of its owner."""
     targets: dict[str, str] = sharing_targets(sharing)
     layers: dict[str, Any] = {}
     for name in [*specs, *targets]:
@@ -41,19 +41,19 @@ def sharing_targets(sharing: Sequence[Pair]) -> dict[str, str]:
 
 
 def owner_of(layer: str, targets: Mapping[str, str], specs: Mapping[str, Any]) -> str:
-    """Where the targets of a layer lead; if to no cache, any layer that has one."""
+    """The owner at the end of a layer's targets. If there is none, any layer with a cache."""
     for _ in targets:
         layer = targets.get(layer, layer)
     return layer if layer in specs else next(iter(specs))
 
 
 class AttentionLayer(Attention):  # type: ignore[misc]
-    """A layer with attention."""
+    """An attention layer."""
 
     attn_type = "decoder"
 
     def __init__(self, spec: Any, backend: Any, target: str | None) -> None:
-        torch.nn.Module.__init__(self)  # that of `Attention` wants a model
+        torch.nn.Module.__init__(self)  # `Attention.__init__` needs a model
         self.spec, self.backend, self.kv_sharing_target_layer_name = spec, backend, target
 
     def get_attn_backend(self) -> Any:
@@ -87,7 +87,7 @@ class StateLayer(MambaBase):  # type: ignore[misc]
 
 
 class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """Would tell kernels of a batch; there are none."""
+    """A metadata builder that never builds: there are no kernels."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -97,7 +97,7 @@ class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
 
 
 def backend_of(spec: Any, layout: str, kernel_block_size: int | None) -> type[Any]:
-    """A backend whose kernels want this order of axes, and blocks of that size if it divides the layer's."""
+    """A backend whose kernels need this order of axes, and this block size if it divides the layer's."""
     splits = kernel_block_size is not None and spec.block_size % kernel_block_size == 0
     axes = "BNC" if is_latent(spec) else axes_in(layout)
 
@@ -114,7 +114,7 @@ def backend_of(spec: Any, layout: str, kernel_block_size: int | None) -> type[An
         def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
             return [kernel_block_size if splits else MultipleOf(1)]
 
-        # The rest is asked in versions that leave layouts to backends.
+        # Releases that leave layouts to backends ask for the rest.
         @staticmethod
         def get_kv_cache_shape(
             num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
@@ -129,7 +129,7 @@ def backend_of(spec: Any, layout: str, kernel_block_size: int | None) -> type[An
             if not include_num_layers_dimension:
                 return tuple(order)
             if order[0] != axes.index("B"):
-                raise NotImplementedError  # K of all blocks comes first: no block has all layers together
+                raise NotImplementedError  # K of all blocks comes first, so no block has its layers together
             block, *others = [1 + axis for axis in order]
             return (block, 0, *others)
 
@@ -141,7 +141,7 @@ def is_latent(spec: Any) -> bool:
 
 
 def axes_in(layout: str) -> str:
-    """The axes of a view: kernels that tell K from V have tokens before heads."""
+    """The axes of a view. Kernels with an axis K have tokens before heads."""
     if "K" not in layout:
         return "BHNC"
     return "KBNHC" if layout.index("K") < layout.index("B") else "BKNHC"

@@ -1,4 +1,4 @@
-"""Operations on vLLM's planning. Imports vLLM alone, and is copied into stand-alone programs."""
+"""The part `planner` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from kvref.target import (
     WorkerLayers,
 )
 from kvref_conformance.targets.codec import facts
-from kvref_conformance.targets.vllm.cache import is_told, make_manager
+from kvref_conformance.targets.vllm.cache import make_manager, takes_setting
 from kvref_conformance.targets.vllm.specs import make
 
 BLOCKS = 2048
-"""Of a pool that is made to see whether it can be."""
+"""The blocks of a cache manager that is only made to see whether it can be."""
 
 
 def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
@@ -43,7 +43,7 @@ def one_group(layers: Mapping[str, SpecDescriptor]) -> Plan:
     specs = make_all(layers)
     engine = engine_config(specs, 128, 128)
     engine.scheduler_config.disable_hybrid_kv_cache_manager = True
-    # In a mapping of its own, in which vLLM replaces windows by full attention.
+    # A copy, because vLLM replaces windows by full attention in the mapping.
     planned = kv_cache_utils.get_kv_cache_groups(engine, dict(specs))
     return {"groups": groups_in_words(planned), "given": {name: facts(spec) for name, spec in specs.items()}}
 
@@ -104,14 +104,14 @@ def construct(
         objects[f"the manager of group {place}"] = one
     return {
         "scheduler_block_size": (
-            shown(objects, "scheduler_block_size") if is_told("scheduler_block_size") else None
+            shown(objects, "scheduler_block_size") if takes_setting("scheduler_block_size") else None
         ),
         "hash_block_size": shown(objects, "hash_block_size"),
     }
 
 
 def shown(objects: Mapping[str, Any], name: str) -> dict[str, int]:
-    """An attribute of those objects that have it."""
+    """The value of an attribute in each object that has it."""
     return {which: getattr(one, name) for which, one in objects.items() if hasattr(one, name)}
 
 
@@ -138,18 +138,18 @@ def capacity(
 
 
 def capacities(engine: Any, plan: Any) -> dict[str, Capacity]:
-    """What workers and scheduler tell; in versions without a function for it, workers alone do."""
+    """The capacity that workers and scheduler report. In releases without a function for it: workers only."""
     if not hasattr(kv_cache_utils, "get_kv_cache_capacity"):
         return {
             "worker": {
                 "max_concurrency": kv_cache_utils.get_max_concurrency_for_kv_cache_config(engine, plan)
             }
         }
-    told: dict[str, Capacity] = {}
+    reports: dict[str, Capacity] = {}
     for view, seen in (("worker", plan), ("scheduler", for_scheduler(plan))):
         tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(engine, seen)
-        told[view] = {"max_concurrency": concurrency, "num_tokens": tokens}
-    return told
+        reports[view] = {"max_concurrency": concurrency, "num_tokens": tokens}
+    return reports
 
 
 def make_all(layers: Mapping[str, SpecDescriptor]) -> dict[str, Any]:
@@ -157,12 +157,12 @@ def make_all(layers: Mapping[str, SpecDescriptor]) -> dict[str, Any]:
 
 
 def for_scheduler(planned: Any) -> Any:
-    """A plan as the scheduler is told about it: with one spec for each group."""
+    """The plan as the scheduler gets it: with one spec for each group."""
     return kv_cache_utils.generate_scheduler_kv_cache_config([planned])
 
 
 def engine_block_size(scheduled: Any) -> int:
-    """What an engine that has planned takes for the block size of its configuration."""
+    """The block size that an engine sets in its configuration after planning."""
     specs = [group.kv_cache_spec for group in scheduled.kv_cache_groups]
     cached = [spec for spec in specs if getattr(spec, "prefix_cacheable", True)]
     sizes: list[int] = [spec.block_size for spec in cached or specs]
@@ -170,7 +170,7 @@ def engine_block_size(scheduled: Any) -> int:
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged."""
+    """A log handler that keeps the lines."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -182,7 +182,7 @@ class Lines(logging.Handler):
 
 @contextmanager
 def log_lines() -> Iterator[list[str]]:
-    """What is logged meanwhile, at the level that is shown by default."""
+    """The lines that vLLM logs inside the `with` block, at the level that is shown by default."""
     logger = logging.getLogger("vllm")
     handler, level = Lines(), logger.level
     logger.addHandler(handler)
@@ -221,14 +221,14 @@ def sized(planned: Any, specs: Mapping[str, Any]) -> SizedPlan:
 
 
 def in_one_allocation(tensors: Sequence[Any]) -> bool:
-    """Tensors that list `layers`, or have a stride, are places in one; `shared_by` ones are apart."""
+    """Whether the plan's tensors lie in one allocation: they do if they list `layers` or have a stride."""
     return bool(tensors) and all(
         hasattr(tensor, "layers") or getattr(tensor, "block_stride", 0) for tensor in tensors
     )
 
 
 def specs_of(group: Any) -> dict[str, Any]:
-    """The spec of each layer of a group, whether they have one in common or a composite."""
+    """The spec of each layer of a group, whether the group has one spec or a composite."""
     composite = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     return {name: composite[name] if composite else group.kv_cache_spec for name in group.layer_names}
 
@@ -253,7 +253,7 @@ def manager_name(spec: Any) -> str | None:
 
 
 def manager_class(spec: Any) -> Any:
-    """From the registry; a version without one has a table of its own classes."""
+    """The manager class of a spec, from the registry or, in releases without one, from vLLM's table."""
     table = getattr(single_type_kv_cache_manager, "spec_manager_map", None)
     if table is not None:
         return table.get(type(spec))
@@ -262,7 +262,7 @@ def manager_class(spec: Any) -> Any:
 
 
 def engine_config(specs: Mapping[str, Any], max_model_len: int, max_in_flight_tokens: int) -> Any:
-    """All that any version reads, as an engine of one GPU would have it."""
+    """The configuration of an engine with one GPU: every setting that any release reads."""
     modes = [spec.mamba_cache_mode for spec in specs.values() if hasattr(spec, "mamba_cache_mode")]
     return SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=max_model_len, original_max_model_len=max_model_len),
@@ -293,5 +293,5 @@ def engine_config(specs: Mapping[str, Any], max_model_len: int, max_in_flight_to
 
 
 def first_layout() -> Any:
-    """One in which each layer has memory of its own, so that pages of different groups have one size."""
+    """A layout in which each layer has memory of its own, so that groups need pages of one size."""
     return next(iter(import_module("vllm.v1.kv_cache_layout").KVCacheLayout))

@@ -1,4 +1,4 @@
-"""Operations on vLLM's block pool. Imports vLLM alone, and is copied into stand-alone programs."""
+"""The part `pool` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def create(
 
 @lru_cache(maxsize=1024)
 def request_of(tokens: tuple[int, ...], hash_block_size: int) -> Any:
-    """A request of these tokens; making one takes longer than all else here."""
+    """A request of these tokens, cached because making one takes longer than the calls of the pool."""
     return Request(
         request_id="request",
         prompt_token_ids=list(tokens),
@@ -112,7 +112,7 @@ def usage() -> float:
 
 
 def hash_name(block_hash: Any) -> str:
-    """The last bytes: in releases that put the hashes of small blocks together, those of the last of them."""
+    """The last bytes of a hash. In releases that concatenate the hashes of small blocks: of the last one."""
     last: bytes = block_hash[-6:]
     return last.hex()
 
@@ -122,14 +122,14 @@ def key_name(key: Any) -> str:
     return f"{hash_name(kv_cache_utils.get_block_hash(key))}/{kv_cache_utils.get_group_id(key)}"
 
 
-def free_line(pool: Any) -> list[int]:
-    """The free blocks; not all that come if their list has become a ring."""
-    line: list[int] = []
+def free_list_of(pool: Any) -> list[int]:
+    """The free list. If a broken target has made it a ring, it is cut."""
+    listed: list[int] = []
     block = pool.free_block_queue.fake_free_list_head.next_free_block
-    while block is not None and block.next_free_block is not None and len(line) <= len(pool.blocks):
-        line.append(block.block_id)
+    while block is not None and block.next_free_block is not None and len(listed) <= len(pool.blocks):
+        listed.append(block.block_id)
         block = block.next_free_block
-    return line
+    return listed
 
 
 def state() -> PoolState:
@@ -148,7 +148,7 @@ def state_of(pool: Any) -> PoolState:
     for key, cached in pool.cached_block_hash_to_block._cache.items():
         found[key_name(key)] = numbers(list(cached.values()) if isinstance(cached, dict) else [cached])
     return {
-        "free": free_line(pool),
+        "free": free_list_of(pool),
         "free_count": pool.get_num_free_blocks(),
         "refs": [block.ref_cnt for block in pool.blocks],
         "keys": keys,

@@ -1,4 +1,4 @@
-"""Operations on vLLM's spec registry. Imports vLLM alone, and is copied into stand-alone programs."""
+"""The part `registry` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on vLLM's specs. Imports vLLM alone, and is copied into stand-alone programs."""
+"""The part `specs` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def max_memory(
     spec: SpecDescriptor, max_model_len: int, max_in_flight_tokens: int, max_encoder_tokens: int
 ) -> int:
     made = make(spec)
-    # All that any version reads; what an engine of one GPU would have.
+    # The configuration of an engine with one GPU: every setting that any release reads.
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=max_model_len),
         max_in_flight_tokens=max_in_flight_tokens,

@@ -43,7 +43,7 @@ from kvref_conformance.targets.vllm.plugin import Plugin, info
 
 drift: Any = None
 registry: Any = None
-if find_spec("vllm.v1.kv_cache_spec_registry"):  # not in every version, nor what a plugin registers with it
+if find_spec("vllm.v1.kv_cache_spec_registry"):  # older releases have no registry, so no plugin can use one
     from kvref_conformance.targets.vllm import drift, registry
 
 REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
@@ -55,10 +55,10 @@ REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
         },
     }
 )
-"""In which order blocks are reused, by version: it differs, and only what was looked at is declared."""
+"""The order in which blocks are reused, by release. Only releases that were examined are listed."""
 
 NO_STATES_LOADED = ("0.22.1",)
-"""Whose schedulers assert that nothing is loaded where recurrent states are kept at the ends of steps."""
+"""Releases whose scheduler asserts that nothing is loaded if recurrent states are cached at step ends."""
 
 
 def _version() -> str:
@@ -95,7 +95,7 @@ def _capabilities() -> dict[str, Json]:
 
 
 class VllmTarget:
-    """Parts of the vLLM that this process imports; version as vLLM itself tells it."""
+    """The vLLM that this process imports, as a target, perhaps with a plugin."""
 
     name = "vllm"
     capabilities: Mapping[str, Json] = MappingProxyType(_capabilities())
@@ -109,7 +109,7 @@ class VllmTarget:
     sharing: SharingPart = sharing
     tensors: TensorsPart = tensors
     canonical: CanonicalPart = canonical
-    # Its own moves blocks with kernels for GPUs, in steps of a scheduler: there is nothing to call by itself.
+    # vLLM's connector moves blocks with GPU kernels in the steps of a scheduler: it cannot be called alone.
     connector: ConnectorPart | None = None
     bench: BenchPart = bench
 
@@ -124,7 +124,7 @@ class VllmTarget:
 
     @property
     def setup(self) -> dict[str, Json] | None:
-        """What `use_plugin` needs to load the plugin in a stand-alone program, where there is one."""
+        """The arguments of `use_plugin` by which a stand-alone program loads the plugin; None without one."""
         return self._plugin.setup if self._plugin else None
 
     @property

@@ -1,7 +1,7 @@
-"""Operations on vLLM's tensors. Imports vLLM alone, and is copied into stand-alone programs.
+"""The part `tensors` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone.
 
-Specs, groups, plan, kernel blocks, memory and views are made by the functions that the engine and its model
-runner call, in their order.
+It calls the functions by which an engine and its model runner make specs, groups, the plan, kernel blocks,
+memory and views, in the same order.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def allocate(
     sharing: Sequence[Pair],
     device: str,
 ) -> Caches:
-    """Each version has one way with `buffers`, and declares that."""
+    """Allocate as a model runner does. `buffers` is the one way that this release declares."""
     engine, config = plan_of_model(layers, num_blocks, layout, kernel_block_size, sharing)
     sizes = buffer_sizes(config)
     soil(sizes, device)
-    # Sharing layers join what the runner has; connectors have the configuration as it was planned.
+    # Sharing layers join the runner's copy of the configuration. Connectors get it as it was planned.
     of_runner = deepcopy(config)
     caches = init_kv_cache(engine, of_runner, torch.device(device))
     made = memory_of(caches)
@@ -92,14 +92,14 @@ def plan_of_model(
     engine.compilation_config = SimpleNamespace(static_forward_context=model)
     specs = attn_utils.get_kv_cache_spec(engine)
     if has_layouts():
-        # Refuses those that cannot have layers like these.
+        # Raises if these layers cannot have the layout.
         backend_utils.resolve_kv_cache_layout(engine, [[layout]], list(specs.values()))
     groups = kv_cache_utils.get_kv_cache_groups(engine, specs)
     return engine, kv_cache_utils.get_kv_cache_config_from_groups(engine, groups, 0)
 
 
 def engine_of(specs: Mapping[str, Any], num_blocks: int, layout: str) -> Any:
-    """All that any version reads, as an engine of one GPU with so many blocks would have it."""
+    """The configuration of an engine with one GPU and this many blocks: what any release reads of it."""
     engine = engine_config(specs, max_model_len=1, max_in_flight_tokens=1)
     engine.cache_config.num_gpu_blocks_override = num_blocks
     engine.cache_config.kv_sharing_fast_prefill = False
@@ -112,7 +112,7 @@ def engine_of(specs: Mapping[str, Any], num_blocks: int, layout: str) -> Any:
 
 
 def has_layouts() -> bool:
-    """Whether an engine has a layout; if not, each backend has one."""
+    """Whether the engine has a layout. If not, each backend has its own."""
     return find_spec("vllm.v1.kv_cache_layout") is not None
 
 
@@ -121,15 +121,15 @@ def known_layouts() -> Any:
 
 
 def way_of_buffers() -> str:
-    """Whether each tensor of a plan is an allocation, or all are one: `each` or `one`."""
+    """`each` if this release allocates a buffer for each tensor of a plan, `one` if a single one for all."""
     return "one" if has_layouts() else "each"
 
 
 def layouts() -> list[str]:
-    """The orders of axes that kernels of the version want.
+    """The layouts that the kernels of this release use.
 
-    Where backends tell, they are those that FlashAttention's and its like have, which have changed. Left out
-    is that of a backend that connectors cannot work with: where ROCm's alone has K of all blocks first.
+    In releases that leave layouts to backends, these are the layouts of FlashAttention and similar backends.
+    Left out is the one with K of all blocks first if only ROCm's backend has it: connectors cannot use that.
     """
     if has_layouts():
         return [layout.name for layout in known_layouts()]
@@ -141,17 +141,17 @@ def layouts() -> list[str]:
 
 
 def init_kv_cache(engine: Any, config: Any, device: Any) -> dict[str, Any]:
-    """Let sharing layers join, choose blocks for kernels, allocate, and bind all layers, as a runner does."""
+    """Add sharing layers, choose kernel blocks, allocate, and bind all layers, as a model runner does."""
     caches: dict[str, Any] = attn_utils.init_kv_cache(**runner_arguments(engine, config, device))
     return caches
 
 
 def runner_arguments(engine: Any, config: Any, device: Any) -> dict[str, Any]:
-    """Sharing layers have joined, and blocks for kernels are chosen: what a runner then allocates with."""
+    """Add sharing layers and choose kernel blocks; return the arguments by which a runner then allocates."""
     *backends, groups, _, kernel_block_sizes = attn_utils.init_attn_backend(config, engine, device)
     takes = inspect.signature(attn_utils.init_kv_cache).parameters
     flat = [group for each in groups for group in each]
-    offered = {
+    arguments = {
         "runner_kv_caches": [],
         "forward_context": engine.compilation_config.static_forward_context,
         "kv_cache_config": config,
@@ -162,17 +162,17 @@ def runner_arguments(engine: Any, config: Any, device: Any) -> dict[str, Any]:
         "kernel_block_sizes": kernel_block_sizes,
         "vllm_config": engine,
     }
-    return {name: argument for name, argument in offered.items() if name in takes}
+    return {name: argument for name, argument in arguments.items() if name in takes}
 
 
 def buffer_sizes(config: Any) -> list[int]:
-    """The allocations that the plan asks for."""
+    """The sizes in bytes of the buffers that the plan needs."""
     sizes = [tensor.size for tensor in config.kv_cache_tensors]
     return [max(sizes)] if in_one_allocation(config.kv_cache_tensors) else sizes
 
 
 def memory_of(caches: Mapping[str, Any]) -> list[Any]:
-    """The memory that the caches lie in, as bytes."""
+    """The buffers of the caches, as int8 tensors."""
     found: dict[int, Any] = {}
     for view in [view for cache in caches.values() for view in as_views(cache)]:
         storage = view.untyped_storage()
@@ -186,7 +186,7 @@ def as_views(cache: Any) -> list[Any]:
 
 
 def bound(layer: str) -> Any:
-    """The layer itself, bound to its cache."""
+    """The layer object, which is bound to its cache."""
     return CURRENT.engine.compilation_config.static_forward_context[layer]
 
 
@@ -199,7 +199,7 @@ def planned_specs() -> dict[str, Any]:
 
 
 def views_of(layer: str) -> list[Any]:
-    """What the layer works with."""
+    """The tensors that the layer works with."""
     return as_views(bound(layer).kv_cache)
 
 
@@ -228,7 +228,7 @@ def layer_facts(layer: str) -> LayerTensors:
 
 
 def content_size(spec: Any) -> int:
-    """Bytes of a page without padding, which specs of states do not tell."""
+    """Bytes of a page without padding. Specs of recurrent layers do not show it, so it is computed."""
     size = unpadded_page_size(spec)
     return int(replace(spec, page_size_padded=None).page_size_bytes if size is None else size)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS, listed, made, mix, plans, refuse_uncovered
-from kvref_conformance.laws.registry import told
+from kvref_conformance.laws.registry import error_line
 from kvref_conformance.results import Level
 
 
@@ -105,7 +105,7 @@ def scheduler_block(runs: Runs) -> int:
             kind = outcome["error"]["type"]
             raise LawBroken(
                 f"a cache manager with what was resolved, {words}",
-                told(outcome),
+                error_line(outcome),
                 (f"refused, {kind}",),
             )
     return judged
@@ -137,7 +137,7 @@ def workers_agree(runs: Runs) -> int:
                 raise LawBroken(
                     "a plan for all workers of layers that can be planned"
                     + (", as each of them can alone" if alike else ""),
-                    told(outcome),
+                    error_line(outcome),
                     (f"refused, {kind}",),
                 )
             continue
@@ -234,7 +234,9 @@ def reports_agree(runs: Runs) -> int:
         if "value" not in event["outcome"]:
             if event["args"]["memory"] in planned:
                 kind = event["outcome"]["error"]["type"]
-                raise LawBroken("a report, as there is a plan", told(event["outcome"]), (f"refused, {kind}",))
+                raise LawBroken(
+                    "a report, as there is a plan", error_line(event["outcome"]), (f"refused, {kind}",)
+                )
             continue
         arguments, answer = event["args"], event["outcome"]["value"]
         reports = answer["told"]
@@ -286,7 +288,7 @@ def enough_memory(runs: Runs) -> int:
         if "error" in event["outcome"]:
             raise LawBroken(
                 f"a plan, as {given} bytes hold the {needed} blocks of one request and the null block",
-                told(event["outcome"]),
+                error_line(event["outcome"]),
                 (mix(event["args"]["layers"]),),
             )
     return judged
@@ -305,7 +307,7 @@ def constructible(runs: Runs) -> int:
         outcome = refused[-1]["outcome"]
         raise LawBroken(
             f"a cache manager for a layer with a {mix(refused[-1]['args']['layers'])}, which is registered",
-            told(outcome),
+            error_line(outcome),
             (outcome["error"]["type"],),
         )
     return min(1, len(attempts))

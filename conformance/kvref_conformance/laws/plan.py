@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
-from kvref_conformance.laws.registry import told
+from kvref_conformance.laws.registry import error_line
 from kvref_conformance.results import Level
 
 INTERNAL_ERRORS = (
@@ -100,13 +100,13 @@ def page_unified(runs: Runs) -> int:
             if kind in INTERNAL_ERRORS:
                 raise LawBroken(
                     "pages of one size, or a refusal that is meant",
-                    told(outcome),
+                    error_line(outcome),
                     (f"{kind}, {mix(layers)}",),
                 )
             if not any(name in outcome["error"]["message"] for name in layers):
                 raise LawBroken(
                     f"a refusal that names layers, of {', '.join(layers)}",
-                    told(outcome),
+                    error_line(outcome),
                     (f"unnamed, {mix(layers)}",),
                 )
         elif len(outcome["value"]["groups"]) > 1:
@@ -177,7 +177,7 @@ def order_free(runs: Runs) -> int:
         refused = one if "error" in one else other
         raise LawBroken(
             "layers that are planned in one order are planned in any",
-            f"a plan in one order, in the other {told(refused)}",
+            f"a plan in one order, in the other {error_line(refused)}",
             (f"refused, {mix(layers)}",),
         )
     if "error" in one:
@@ -296,7 +296,7 @@ def one_group(runs: Runs) -> int:
             if local or kind in INTERNAL_ERRORS:
                 raise LawBroken(
                     f"one group of {', '.join(layers)}" + ("" if local else ", or a refusal that is meant"),
-                    told(outcome),
+                    error_line(outcome),
                     (f"{kind}, {mix(layers)}",),
                 )
             continue
@@ -337,10 +337,12 @@ def unregistered_refused(runs: Runs) -> int:
         message = outcome["error"]["message"]
         if outcome["error"]["type"] in INTERNAL_ERRORS:
             raise LawBroken(
-                f"a refusal that is meant, of {which}", told(outcome), (outcome["error"]["type"],)
+                f"a refusal that is meant, of {which}", error_line(outcome), (outcome["error"]["type"],)
             )
         if not any(name in message and cls in message for name, cls in unregistered.items()):
-            raise LawBroken(f"a refusal that names layer and class of {which}", told(outcome), ("unnamed",))
+            raise LawBroken(
+                f"a refusal that names layer and class of {which}", error_line(outcome), ("unnamed",)
+            )
     return judged
 
 

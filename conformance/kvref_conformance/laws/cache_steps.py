@@ -80,7 +80,7 @@ class Course(NamedTuple):
 
     @property
     def confirmed(self) -> int:
-        """The tokens that are certainly computed. What comes next reads as the token at this position does."""
+        """The tokens that are certainly computed; the next token reads like one at this position or later."""
         return max(0, self.computed - (self.in_flight - self.stale))
 
 

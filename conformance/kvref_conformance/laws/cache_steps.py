@@ -64,7 +64,7 @@ class Group:
         return -(-tokens // size) + self.further_blocks
 
 
-class Course(NamedTuple):
+class Progress(NamedTuple):
     """The progress of a request, as reported to its cache manager."""
 
     tokens: list[int]
@@ -115,7 +115,7 @@ class Step(NamedTuple):
     cache: Cache
     before: State | None
     after: State | None
-    request: Course | None
+    request: Progress | None
 
     @property
     def done(self) -> bool:
@@ -196,7 +196,7 @@ def steps(events: list[Event], *operations: str) -> list[Step]:
 
 def _read(events: list[Event]) -> Iterator[Step]:
     cache: Cache | None = None
-    requests: dict[str, Course] = {}
+    requests: dict[str, Progress] = {}
     before: State | None = None
     for place, event in enumerate(events):
         op, arguments, outcome = event["op"], event["args"], event["outcome"]
@@ -213,21 +213,21 @@ def _read(events: list[Event]) -> Iterator[Step]:
         step = Step(op, arguments, outcome, cache, before, after, requests.get(name))
         yield step
         if op == "cache.add":
-            requests[name] = Course(list(arguments["tokens"]))
+            requests[name] = Progress(list(arguments["tokens"]))
         elif step.request is not None:
             requests[name] = progress_after(step, step.request)
         if op not in READING:
             before = None
 
 
-def progress_after(step: Step, request: Course) -> Course:
+def progress_after(step: Step, request: Progress) -> Progress:
     """The progress of a request after a step."""
     arguments = step.args
     if step.op == "cache.progress":
         computed, in_flight = arguments["computed"], arguments["in_flight"]
         stale = max(0, request.stale - max(0, request.in_flight - in_flight))
         tokens = request.tokens + arguments["output"]
-        progressed = Course(
+        progressed = Progress(
             tokens, request.encoder, computed, in_flight, request.loaded, request.failed, stale
         )
         if not progressed.failed and progressed.confirmed < (

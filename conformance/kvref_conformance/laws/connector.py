@@ -1,4 +1,4 @@
-"""Laws of connectors: a transfer's blocks stay untouched, and no key promises tokens before they are loaded."""
+"""Laws of connectors: blocks stay untouched during transfers, and only loaded tokens have keys."""
 
 from __future__ import annotations
 

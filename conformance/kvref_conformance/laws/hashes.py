@@ -39,7 +39,7 @@ def sources(content: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def difference(first: dict[str, Any], other: dict[str, Any], tokens: int) -> tuple[str, str] | None:
-    """The difference of two contents in their first tokens, as a facet and in words. None if there is none."""
+    """The first difference of two contents within `tokens`, as a facet and in words, or None."""
     for name in ("adapter", "salt"):
         values = first.get(name), other.get(name)
         if values[0] != values[1]:

@@ -60,7 +60,7 @@ def named(layer: str, message: str) -> bool:
 
 
 def joins(runs: Runs, times: int | None = 1) -> list[Event]:
-    """The calls to join that returned or raised an error. With None, calls that joined any number of times."""
+    """The calls to join that returned or raised an error. With None, calls with any `times`."""
     return [
         event
         for event in runs[0]
@@ -180,7 +180,7 @@ def refuse_unmeant(outcome: dict[str, Any], what: str) -> None:
 
 
 def dangling_refused(runs: Runs) -> int:
-    """A chain that ends at no cache is deliberately refused, with an error that names a layer and its target."""
+    """A chain that ends at no cache is deliberately refused; the error names a layer and its target."""
     judged = 0
     for event in joins(runs):
         targets, outcome = targets_of(event), event["outcome"]
@@ -375,7 +375,7 @@ def is_allocated(event: Event) -> bool:
 
 
 def costs(event: Event) -> dict[str, Any]:
-    """The memory, groups and pages of the owners, and pages of sharing layers that differ from their owner's."""
+    """The memory, groups and pages of owners, and the pages of sharing layers that differ from them."""
     answer, targets = event["outcome"]["value"], targets_of(event)
     owners = event["args"]["layers"]
     pages = {

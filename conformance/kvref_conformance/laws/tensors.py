@@ -26,7 +26,10 @@ def allocate_total(runs: Runs) -> int:
         if "error" not in event["outcome"]:
             continue
         arguments, kind = event["args"], event["outcome"]["error"]["type"]
-        words = f"a cache of {len(arguments['layers'])} layers in layout {arguments['layout']}, {arguments['buffers']}"
+        words = (
+            f"a cache of {len(arguments['layers'])} layers in layout {arguments['layout']}, "
+            f"{arguments['buffers']}"
+        )
         if kind in INTERNAL_ERRORS:
             raise LawBroken(f"{words}, or a deliberate refusal", error_line(event["outcome"]), (kind,))
         if is_plain(arguments) or is_together(arguments):

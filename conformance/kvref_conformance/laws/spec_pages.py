@@ -276,10 +276,7 @@ LAWS = [
         id="spec.page-positive",
         level=Level.SAFETY,
         statement="page_size_bytes is a positive int for every legal spec.",
-        why=(
-            "The engine divides memory by the page size to count blocks, and multiplies by it to address "
-            "them."
-        ),
+        why="The engine divides memory by it to count blocks, and multiplies by it to address them.",
         sources=("vLLM PR 37505",),
         workload="specs.pages",
         check=page_positive,

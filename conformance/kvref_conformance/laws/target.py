@@ -14,7 +14,8 @@ def answers(runs: Runs) -> int:
             judged += 1
             if "died" in event["outcome"]:
                 raise LawBroken(
-                    f"{event['op']} returns or raises an exception", f"{event['outcome']['died']}"
+                    "the operation returns or raises an exception",
+                    f"{event['op']}: {event['outcome']['died']}",
                 )
     return judged
 

@@ -110,7 +110,7 @@ class Ledger:
             self.loaded.discard(block)
 
 
-def calls(run: Sequence[Event]) -> Iterator[tuple[Ledger, Event]]:
+def connector_calls(run: Sequence[Event]) -> Iterator[tuple[Ledger, Event]]:
     """Each connector call with the ledger before it, up to the first illegal or failed call."""
     ledger: Ledger | None = None
     for event in run:
@@ -132,7 +132,7 @@ def calls(run: Sequence[Event]) -> Iterator[tuple[Ledger, Event]]:
 def held_until_sent(runs: Runs) -> int:
     """Blocks that a store reads are not allocated, come back unchanged, and are all free in the end."""
     judged = 0
-    for ledger, event in calls(runs[0]):
+    for ledger, event in connector_calls(runs[0]):
         op, arguments, outcome = event["op"], event["args"], event["outcome"]
         if op == "connector.take":
             judged += judge_allocated(ledger, event)
@@ -263,7 +263,7 @@ def total(runs: Runs) -> int:
     An example in which no load ever ends is not judged, because there is no limit on how long a load takes.
     """
     judged, any_loaded = 0, False
-    for ledger, event in calls(runs[0]):
+    for ledger, event in connector_calls(runs[0]):
         operation, outcome = event["op"].partition(".")[2], event["outcome"]
         if operation == "take" or "died" in outcome:
             continue

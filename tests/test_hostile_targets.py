@@ -179,7 +179,7 @@ def check_death(
     assert (ran.code, report["verdict"]) == (1, "not conformant"), ran.out
     [death] = rows(report, "target.answers")
     assert (death["status"], death["observed"]) == ("broken", observed)
-    assert death["expected"] == "an answer or an exception"
+    assert death["expected"] == "the operation returns or raises an exception"
     [cut] = rows(report, laws[1])
     assert cut["status"] == "incomplete"
     assert "see target.answers" in cut["message"]

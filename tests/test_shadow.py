@@ -112,13 +112,13 @@ def test_the_story_of_a_wrong_hit() -> None:
         event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"
     ]
     for tables, observed in (
-        ([[second, first, last]], f"block {second} holds position 2 as r1 has it, written by r1 in step 1"),
+        ([[second, first, last]], f"block {second} holds position 2 of r1, written by r1 in step 1"),
         ([[7, second, last]], "block 7 holds nothing ever written"),
         ([[0, second, last]], "the null block"),
     ):
         with pytest.raises(LawBroken) as broken:
             LAWS["shadow.hit-content"].check([events_with(stage, 1, tables=tables)])
-        expected = "in step 2, group 0 (FullAttentionSpec): r2 reads position 0 of its own, which was found"
+        expected = "in step 2, group 0 (FullAttentionSpec): r2 reads its own position 0, part of its"
         assert broken.value.expected.startswith(expected)
         assert broken.value.observed == observed
         LAWS["shadow.reads-own"].check([events_with(stage, 1, tables=tables)])
@@ -131,7 +131,7 @@ def test_the_story_of_a_table_that_is_too_short() -> None:
     ]
     with pytest.raises(LawBroken) as broken:
         LAWS["shadow.reads-own"].check([events_with(stage, 1, tables=[[first, second]])])
-    assert "r2 reads position 4 of its own" in broken.value.expected
+    assert "r2 reads its own position 4" in broken.value.expected
     assert broken.value.observed == "no block"
 
 
@@ -155,7 +155,7 @@ def test_who_wrote_is_told_for_each_place() -> None:
     ]
     with pytest.raises(LawBroken) as broken:
         LAWS["shadow.reads-own"].check([events_with(stage, 0, tables=[[first, first]])])
-    assert broken.value.observed == f"block {first} holds position 2 as r1 has it, written by r1 in step 1"
+    assert broken.value.observed == f"block {first} holds position 2 of r1, written by r1 in step 1"
 
 
 def test_salts_are_drawn_only_where_requests_can_have_them() -> None:
@@ -192,12 +192,12 @@ WRITTEN = on_slots("write_slots", {"value": None})
         (
             on_slots("compare_slots", {"value": [[0, 6]]}),
             "FullAttentionSpec, other content",
-            "what a had written, for the place +1 from there",
+            "content that a wrote, for the slot +1 from there",
         ),
         (
             on_slots("compare_slots", {"value": [[1, -1]]}),
             "FullAttentionSpec, torn",
-            "what nobody wrote as a whole",
+            "content that no layer wrote as a whole",
         ),
         (on_slots("compare_slots", {"value": [[0, 5], [1, 6]]}, "nobody"), None, ""),
         (
@@ -238,7 +238,7 @@ def test_each_way_of_being_wrong_is_told() -> None:
         LAWS["shadow.hit-content"].check([events_with(stage, 1, tables=[[0, first]])])
     assert broken.value.facets == ("FullAttentionSpec, freed", "FullAttentionSpec, other")
     assert (
-        broken.value.observed == f"the null block; block {first} holds position 0 as r1 has it, "
+        broken.value.observed == f"the null block; block {first} holds position 0 of r1, "
         "written by r1 in step 1"
     )
     assert second

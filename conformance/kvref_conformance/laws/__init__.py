@@ -1,4 +1,4 @@
-"""The catalogue of laws, in the order in which they are reported."""
+"""All laws, in the order in which they are reported."""
 
 from kvref_conformance.laws import (
     admission,

@@ -1,4 +1,4 @@
-"""Which byte of which allocation holds what, for the laws that judge the memory of a cache."""
+"""The bytes of each layer and block in the allocations, for the laws that judge a cache's memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from kvref_conformance.laws.core import Event
 
 Place = tuple[int, int]
-"""An allocation, and a byte of it."""
+"""The number of an allocation, and a byte in it."""
 
 
 class Caches:
-    """A cache that was allocated: what was asked for, what was told, and how often it has been since."""
+    """An allocated cache: the arguments of the call and its answer."""
 
     def __init__(self, event: Event) -> None:
         self.args: dict[str, Any] = event["args"]
-        self.told: dict[str, Any] = event["outcome"]["value"]
+        self.answer: dict[str, Any] = event["outcome"]["value"]
         self._places: dict[tuple[str, int], list[Place]] = {}
 
     @property
@@ -28,14 +28,14 @@ class Caches:
     @cached_property
     def owners(self) -> list[str]:
         """The layers that have memory of their own."""
-        return [name for name in self.told["layers"] if name in self.args["layers"]]
+        return [name for name in self.answer["layers"] if name in self.args["layers"]]
 
     @cached_property
     def owner_of(self) -> dict[str, str]:
-        """Of each layer, the one whose memory it uses: itself, or where its targets lead."""
+        """For each layer, the layer whose memory it uses: itself, or the end of its chain of targets."""
         targets = dict(self.args["sharing"])
         found = {}
-        for name in self.told["layers"]:
+        for name in self.answer["layers"]:
             owner = name
             for _ in targets:
                 owner = targets.get(owner, owner)
@@ -44,24 +44,24 @@ class Caches:
 
     @cached_property
     def group_of(self) -> dict[str, int]:
-        return {name: number for number, group in enumerate(self.told["groups"]) for name in group}
+        return {name: number for number, group in enumerate(self.answer["groups"]) for name in group}
 
     @property
     def names(self) -> list[str]:
-        """The layers that there should be."""
+        """All layers that the cache should have."""
         return [*self.args["layers"], *dict(self.args["sharing"])]
 
     @cached_property
     def is_complete(self) -> bool:
-        """Whether there is something of every layer; what is not there cannot be judged."""
-        return all(self.told["layers"].get(name, {}).get("views") for name in self.names)
+        """Whether every layer has a view; a cache without cannot be judged."""
+        return all(self.answer["layers"].get(name, {}).get("views") for name in self.names)
 
     def views(self, layer: str) -> list[dict[str, Any]]:
-        views: list[dict[str, Any]] = self.told["layers"][layer]["views"]
+        views: list[dict[str, Any]] = self.answer["layers"][layer]["views"]
         return views
 
     def places(self, layer: str, block: int) -> list[Place]:
-        """The bytes of what a layer keeps in a block, in the order in which they are read."""
+        """The bytes of a block in a layer, in the order in which they are read."""
         key = (layer, block)
         if key not in self._places:
             views = self.views(layer)
@@ -69,7 +69,7 @@ class Caches:
         return self._places[key]
 
     def in_words(self) -> str:
-        """What was allocated, in a few words."""
+        """The allocation in a few words."""
         kernel = self.args["kernel_block_size"]
         return (
             f"{len(self.args['layers'])} layers with {self.num_blocks} blocks in layout {self.args['layout']}"
@@ -78,7 +78,7 @@ class Caches:
 
 
 def blocks_per_block(view: dict[str, Any], num_blocks: int) -> int:
-    """How many blocks of the view are a block of the pool."""
+    """How many blocks of the view make up one block of the pool."""
     return int(view["shape"][view["axes"].index("B")] // num_blocks)
 
 
@@ -94,7 +94,7 @@ def places_in(view: dict[str, Any], block: int, num_blocks: int) -> Iterator[Pla
 
 
 def is_plain(arguments: dict[str, Any]) -> bool:
-    """Whether all layers are of full attention, with the same spec, nothing padded and no block split."""
+    """Whether all layers have the same full-attention spec, without padding and kernel blocks."""
     specs = list(arguments["layers"].values())
     return (
         all(spec == specs[0] for spec in specs)
@@ -105,11 +105,11 @@ def is_plain(arguments: dict[str, Any]) -> bool:
 
 
 _LAST: dict[str, Any] = {}
-"""What was read last: all laws look at an example before there is another."""
+"""The caches of the last example: all laws judge one example before the next."""
 
 
 def allocations(events: list[Event]) -> list[Caches]:
-    """Each cache that was allocated, whether or not something of each layer is told."""
+    """Each allocated cache, complete or not."""
     if _LAST.get("events") is not events or _LAST["number"] != len(events):
         made = [e for e in events if e["op"] == "tensors.allocate" and "value" in e["outcome"]]
         _LAST.update(events=events, number=len(events), made=[Caches(event) for event in made])
@@ -118,5 +118,5 @@ def allocations(events: list[Event]) -> list[Caches]:
 
 
 def complete(events: list[Event]) -> list[Caches]:
-    """Those that can be judged."""
+    """Each allocated cache in which every layer has a view."""
     return [caches for caches in allocations(events) if caches.is_complete]

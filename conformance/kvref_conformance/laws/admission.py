@@ -1,4 +1,4 @@
-"""Laws of admission: what an allocation that is granted, or refused, does to everyone else."""
+"""Laws of admission: what a granted or refused allocation does to all requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def none_changes_nothing(runs: Runs) -> int:
-    """A refusal takes nothing; only blocks that the caller needs no more may have gone."""
+    """A refused allocation changes nothing, but may free blocks that the request no longer needs."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         refused = step.done and step.value["added"] is None
@@ -20,7 +20,7 @@ def none_changes_nothing(runs: Runs) -> int:
         for name in ("keys", "found"):
             if step.before[name] != step.after[name]:
                 raise LawBroken(
-                    f"after {step.in_words()}, which is refused: {name} as they were, {step.before[name]}",
+                    f"the refused {step.in_words()} leaves `{name}` as it was, {step.before[name]}",
                     f"{step.after[name]}",
                     (name,),
                 )
@@ -28,14 +28,14 @@ def none_changes_nothing(runs: Runs) -> int:
             expected = step.before["refs"][block] - given[block]
             if step.after["refs"][block] != expected:
                 raise LawBroken(
-                    f"after {step.in_words()}, which is refused: {expected} references of block {block}",
+                    f"after the refused {step.in_words()}: block {block} has {expected} references",
                     f"{step.after['refs'][block]}",
                     ("references",),
                 )
         freed = {block for block in given if step.after["refs"][block] == 0}
         if Counter(step.after["free"]) != Counter([*step.before["free"], *freed]):
             raise LawBroken(
-                f"after {step.in_words()}, which is refused: free blocks {step.before['free']} and {freed}",
+                f"after the refused {step.in_words()}: free blocks {step.before['free']} and {sorted(freed)}",
                 f"{step.after['free']}",
                 ("free",),
             )
@@ -43,7 +43,7 @@ def none_changes_nothing(runs: Runs) -> int:
 
 
 def given_back(step: Step, before: State, after: State) -> Counter[int]:
-    """The caller's blocks that are null now; all other places of all tables are as they were."""
+    """The caller's blocks that became null blocks. Raise `LawBroken` if any block table changed otherwise."""
     given: Counter[int] = Counter()
     null, caller = step.cache.shape["null"], step.args["request"]
     for name in {**before["tables"], **after["tables"]}:
@@ -57,7 +57,7 @@ def given_back(step: Step, before: State, after: State) -> Counter[int]:
             ]
             if kept != other or len(one) != len(other):
                 raise LawBroken(
-                    f"after {step.in_words()}, which is refused: the table {one} of {name}",
+                    f"the refused {step.in_words()} leaves the block table {one} of {name}",
                     f"{other}",
                     ("tables",),
                 )
@@ -66,19 +66,19 @@ def given_back(step: Step, before: State, after: State) -> Counter[int]:
 
 
 def never_raises(runs: Runs) -> int:
-    """Whatever an engine asks for is granted or refused."""
+    """Every allocation is granted or refused, and raises no error."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if "died" not in step.outcome:
             judged += 1
             if step.refused:
                 beside = "alone" if len(step.cache.groups) == 1 else "beside others"
-                raise LawBroken(f"{step.in_words()} granted or refused", step.refused, (beside,))
+                raise LawBroken(f"{step.in_words()} is granted or refused", step.refused, (beside,))
     return judged
 
 
 def hits_pinned(runs: Runs) -> int:
-    """The blocks of a hit are what the request gets, with what is in them."""
+    """A request gets the blocks of its hit, with their keys."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if not step.allocated or step.before is None or step.after is None or not step.hit["tokens"]:
@@ -99,15 +99,17 @@ def hits_pinned(runs: Runs) -> int:
                     or not set(keys or ()) <= set(then or ())
                 ):
                     raise LawBroken(
-                        f"after {step.in_words()}: block {block} at {place}, with its keys {keys}, as found",
-                        f"{table} with {then}, {step.value['taken']} taken",
+                        f"after {step.in_words()}: block {block} of the hit at index {place}, with its keys "
+                        f"{keys}",
+                        f"the block table {table}, the keys {then}, and {step.value['taken']} newly "
+                        "allocated",
                         ("replaced" if table[place] != block else "evicted",),
                     )
     return judged
 
 
 def progress(runs: Runs) -> int:
-    """Where nobody holds a block, whatever fits into the cache is let in."""
+    """If no request holds a block, a request that fits into the cache is admitted."""
     judged = 0
     admitted = False
     for step in steps(runs[0], "cache.new_step", "cache.allocate"):
@@ -115,7 +117,7 @@ def progress(runs: Runs) -> int:
             admitted = False
         if step.op != "cache.allocate" or not step.done or step.before is None or step.request is None:
             continue
-        # Who begins with what is only being computed in this step may have to wait for the next.
+        # A request whose prefix is being computed in this step may have to wait for the next step.
         alone = not step.before["tables"] and not admitted
         admitted = True
         tokens = max(step.end + step.args.get("lookahead", 0), len(step.request.tokens))
@@ -126,15 +128,15 @@ def progress(runs: Runs) -> int:
         judged += 1
         if not step.allocated:
             raise LawBroken(
-                f"{step.in_words()} granted: nobody holds a block, and {needed} blocks of "
-                f"{len(step.cache.usable)} are enough for all {tokens} tokens",
-                f"refused, {step.value['needed']} needed",
+                f"{step.in_words()} is granted, because no request holds a block and all {tokens} tokens "
+                f"need {needed} of {len(step.cache.usable)} blocks",
+                f"refused: {step.value['needed']} blocks needed",
             )
     return judged
 
 
 def feasible_completes(runs: Runs) -> int:
-    """Alone, with the memory that an engine starts with, a request is never refused."""
+    """A request alone, with the least memory that an engine starts with, is never refused."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if not step.done or step.request is None:
@@ -142,19 +144,20 @@ def feasible_completes(runs: Runs) -> int:
         judged += 1
         if not step.allocated:
             raise LawBroken(
-                f"{step.in_words()} granted: there is no other request, and {len(step.cache.usable)} "
-                f"blocks are what specs count for one of {step.cache.arguments['max_model_len']} tokens",
-                f"refused, {step.value['needed']} more needed",
+                f"{step.in_words()} is granted, because there is no other request and the pool has the "
+                f"{len(step.cache.usable)} blocks that the specs count for a request of "
+                f"{step.cache.arguments['max_model_len']} tokens",
+                f"refused: {step.value['needed']} more blocks needed",
             )
     return judged
 
 
 def withdrawn_uncached(runs: Runs) -> int:
-    """Nobody finds what was to be computed in a step, and then was not."""
+    """No look-up finds tokens of a request that was withdrawn from its step before it ran."""
     judged = 0
     places: dict[str, tuple[int, int]] = {}
     computed: dict[str, int] = {}
-    """How much was, of those who have left a step that they had places in."""
+    """For each withdrawn request, the tokens that were really computed."""
     for step in steps(runs[0]):
         name = step.args.get("request", "")
         if step.allocated:
@@ -167,9 +170,9 @@ def withdrawn_uncached(runs: Runs) -> int:
             judged += 1
             if step.value["tokens"] > computed[name]:
                 raise LawBroken(
-                    f"at most {computed[name]} tokens found for {name}, since no more were ever computed: "
-                    "it was taken out of the step that had places for others",
-                    f"{step.value['tokens']}, in blocks {step.value['blocks']}",
+                    f"a hit of at most {computed[name]} tokens for {name}, because it was withdrawn from "
+                    "its step before more were computed",
+                    f"{step.value['tokens']} tokens, in blocks {step.value['blocks']}",
                 )
     return judged
 
@@ -179,10 +182,10 @@ LAWS = [
         id="admission.none-changes-nothing",
         level=Level.SAFETY,
         statement=(
-            "A refused allocation leaves references, free blocks, tables and keys as they were, except that "
-            "blocks which the caller needs no more may have been freed."
+            "A refused allocation leaves reference counts, free blocks, block tables and keys as they "
+            "were, except that it may free blocks which the request no longer needs."
         ),
-        why="The scheduler tries again at every step: what each refusal takes is soon all there is.",
+        why="The scheduler tries again at every step, so a refusal that leaks blocks soon empties the pool.",
         sources=("the engine contract",),
         workload="cache.machine",
         check=none_changes_nothing,
@@ -190,7 +193,7 @@ LAWS = [
     Law(
         id="admission.never-raises",
         level=Level.SAFETY,
-        statement="An allocation that an engine may ask for is granted or refused, and never fails.",
+        statement="Every legal allocation is either granted or refused, and never raises an error.",
         why="An exception in the scheduler ends the engine and every request in it.",
         sources=("the engine contract",),
         workload="cache.machine",
@@ -200,10 +203,13 @@ LAWS = [
         id="admission.hits-pinned",
         level=Level.SAFETY,
         statement=(
-            "An allocation gives a request the very blocks that were found for it, and evicts none of "
-            "them to make room."
+            "An allocation gives a request exactly the blocks of its hit, and evicts none of them to make "
+            "room."
         ),
-        why="A found block that is handed out again in the same call is read as what it no longer is.",
+        why=(
+            "If a block of the hit is allocated again in the same call, the request reads what is no "
+            "longer there."
+        ),
         sources=("vLLM issue 33775",),
         workload="cache.machine",
         check=hits_pinned,
@@ -211,8 +217,8 @@ LAWS = [
     Law(
         id="admission.feasible-completes",
         level=Level.SAFETY,
-        statement="What an engine's start accepts as enough memory is enough for one request alone.",
-        why="It is preempted by itself, begins again, and never ends.",
+        statement="If the engine starts, one request alone always has enough memory.",
+        why="Otherwise a long request is preempted, starts again, and never finishes.",
         sources=("the engine contract",),
         workload="cache.alone",
         check=feasible_completes,
@@ -221,10 +227,10 @@ LAWS = [
         id="admission.withdrawn-uncached",
         level=Level.SAFETY,
         statement=(
-            "What a request was to compute in a step that it is taken out of again, so that another one has "
-            "room, is found by nobody."
+            "If a request is withdrawn from a step to make room for another, no look-up finds the tokens "
+            "that it should have computed in that step."
         ),
-        why="Nothing is ever written to these blocks: who finds them reads what was there before.",
+        why="Nothing was written to these blocks, so a request that hits them reads what was there before.",
         sources=("vLLM issue 57580",),
         workload="cache.withdrawn",
         check=withdrawn_uncached,
@@ -232,8 +238,8 @@ LAWS = [
     Law(
         id="admission.progress",
         level=Level.SAFETY,
-        statement="With no request holding a block, one that fits is let in.",
-        why="Otherwise it waits for ever, and all behind it.",
+        statement="If no request holds a block, a request that fits into the cache is admitted.",
+        why="Otherwise it waits forever, and so does every request after it.",
         sources=("the engine contract",),
         workload="cache.machine",
         check=progress,

@@ -1,4 +1,4 @@
-"""What a scheduler did with a cache manager, step by step, for the laws that judge it."""
+"""The calls of a scheduler to a cache manager, one by one, for the laws that judge them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kvref_conformance.laws.core import Event
 
 State = dict[str, Any]
-"""What a probe answers: as `kvref.target.CacheState` has it."""
+"""The answer of a probe, a `kvref.target.CacheState`."""
 
 READING = {
     "cache.add",
@@ -21,7 +21,7 @@ READING = {
     "cache.take_events",
     "cache.common_prefix",
 }
-"""Operations that move no block and no key, so that what was probed before them is still so."""
+"""Operations that change no block and no key, so an earlier probe stays valid."""
 
 WINDOWS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def further_blocks(self) -> int:
-        """Blocks of a table behind that of the last token, for states of drafts."""
+        """The blocks after the last token's block, for the states of drafts."""
         return int(self.fields.get("num_speculative_blocks", 0)) if self.kind == "MambaSpec" else 0
 
     def first_read(self, position: int) -> int:
@@ -57,36 +57,36 @@ class Group:
         return 0
 
     def blocks_for(self, tokens: int, encoder: int) -> int:
-        """How long a table is for so many tokens."""
+        """The length of the block table of a request with this many tokens and encoder tokens."""
         size = self.block_size
         if self.kind == "CrossAttentionSpec":
             return -(-encoder // size)
         return -(-tokens // size) + self.further_blocks
 
 
-class Course(NamedTuple):
-    """How far a request is, as its cache manager was told."""
+class Progress(NamedTuple):
+    """The progress of a request, as reported to its cache manager."""
 
     tokens: list[int]
     encoder: int = 0
     computed: int = 0
     in_flight: int = 0
     loaded: int = 0
-    """Tokens up to here came from elsewhere, or were found. The last of them may be computed again."""
+    """Tokens up to here were loaded or found. The last of them may be computed again."""
     failed: bool = False
-    """Whether something that was computed, or loaded, is to be computed again, since it was wrong."""
+    """Whether wrong tokens, computed or loaded, must be computed again."""
     stale: int = 0
-    """Tokens in flight from before its blocks were taken."""
+    """Tokens that were in flight when the request lost its blocks."""
 
     @property
     def confirmed(self) -> int:
-        """Tokens that are computed for certain: whatever comes next reads as the token at this position."""
+        """The tokens that are certainly computed; the next token reads like one at this position or later."""
         return max(0, self.computed - (self.in_flight - self.stale))
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache manager that was made, with its requests."""
+    """A cache manager that the example created."""
 
     arguments: dict[str, Any]
     shape: dict[str, Any]
@@ -94,7 +94,7 @@ class Cache:
 
     @property
     def readable(self) -> bool:
-        """Whether in all tables a place stands for a block of tokens."""
+        """Whether each place of every block table stands for `block_size` tokens."""
         return all(group.kind != "own" for group in self.groups)
 
     @cached_property
@@ -107,7 +107,7 @@ class Cache:
 
 
 class Step(NamedTuple):
-    """An operation, the probes before and behind it, and the request as it was before."""
+    """An operation, the probes before and after it, and the request as it was before."""
 
     op: str
     args: dict[str, Any]
@@ -115,7 +115,7 @@ class Step(NamedTuple):
     cache: Cache
     before: State | None
     after: State | None
-    request: Course | None
+    request: Progress | None
 
     @property
     def done(self) -> bool:
@@ -127,39 +127,39 @@ class Step(NamedTuple):
 
     @property
     def refused(self) -> str:
-        """The exception in a line, if there was one."""
+        """The exception as one line, or an empty string."""
         error = self.outcome.get("error")
         return f"{error['type']}: {error['message']}" if error else ""
 
     @property
     def hit(self) -> dict[str, Any]:
-        """What an allocation took over that had been found."""
+        """The prefix hit that an allocation adopts."""
         return self.args.get("hit") or {"tokens": 0, "blocks": [[] for _ in self.cache.groups]}
 
     @property
     def allocated(self) -> bool:
-        """Whether it is an allocation that was granted."""
+        """Whether this is a granted allocation."""
         return self.op == "cache.allocate" and self.done and self.value["added"] is not None
 
     @property
     def start(self) -> int:
-        """Where the tokens begin that an allocation is for."""
+        """The position of the first token that an allocation is for."""
         computed = self.request.computed if self.request else 0
         return computed + int(self.hit["tokens"]) + int(self.args.get("external", 0))
 
     @property
     def end(self) -> int:
-        """Where they end."""
+        """The position after the last token that an allocation is for."""
         return self.start + int(self.args.get("new", 0))
 
     def table(self, state: State, group: Group) -> list[int]:
-        """The table of the request in a group."""
+        """The block table of the request in a group."""
         tables: list[list[int]] = state["tables"].get(self.args["request"], [[] for _ in self.cache.groups])
         return tables[group.number]
 
     def in_words(self) -> str:
-        told = {name: value for name, value in self.args.items() if value and name != "groups"}
-        return f"{self.op.partition('.')[2]}({', '.join(f'{name}={told[name]}' for name in told)})"
+        given = {name: value for name, value in self.args.items() if value and name != "groups"}
+        return f"{self.op.partition('.')[2]}({', '.join(f'{name}={given[name]}' for name in given)})"
 
 
 def cache_of(event: Event) -> Cache | None:
@@ -179,11 +179,11 @@ def cache_of(event: Event) -> Cache | None:
 
 
 _LAST: dict[Any, Any] = {}
-"""What was read last: all laws look at an example before there is another."""
+"""The steps of the last example: all laws judge one example before the next."""
 
 
 def steps(events: list[Event], *operations: str) -> list[Step]:
-    """Each operation on a cache that was made, its making included; or those of these names."""
+    """All operations on a created cache, including its creation, or only those with the given names."""
     if _LAST.get("events") is not events or _LAST["number"] != len(events):
         _LAST.clear()
         _LAST.update(events=events, number=len(events))
@@ -196,7 +196,7 @@ def steps(events: list[Event], *operations: str) -> list[Step]:
 
 def _read(events: list[Event]) -> Iterator[Step]:
     cache: Cache | None = None
-    requests: dict[str, Course] = {}
+    requests: dict[str, Progress] = {}
     before: State | None = None
     for place, event in enumerate(events):
         op, arguments, outcome = event["op"], event["args"], event["outcome"]
@@ -213,26 +213,30 @@ def _read(events: list[Event]) -> Iterator[Step]:
         step = Step(op, arguments, outcome, cache, before, after, requests.get(name))
         yield step
         if op == "cache.add":
-            requests[name] = Course(list(arguments["tokens"]))
+            requests[name] = Progress(list(arguments["tokens"]))
         elif step.request is not None:
-            requests[name] = behind(step, step.request)
+            requests[name] = progress_after(step, step.request)
         if op not in READING:
             before = None
 
 
-def behind(step: Step, request: Course) -> Course:
-    """How far a request is after a step."""
+def progress_after(step: Step, request: Progress) -> Progress:
+    """The progress of a request after a step."""
     arguments = step.args
     if step.op == "cache.progress":
         computed, in_flight = arguments["computed"], arguments["in_flight"]
         stale = max(0, request.stale - max(0, request.in_flight - in_flight))
         tokens = request.tokens + arguments["output"]
-        there = Course(tokens, request.encoder, computed, in_flight, request.loaded, request.failed, stale)
-        if not there.failed and there.confirmed < (before := request._replace(stale=stale).confirmed):
-            # The last of what was loaded may be computed again.
-            again = before == request.loaded and there.confirmed == before - 1
-            return there._replace(failed=not again)
-        return there
+        progressed = Progress(
+            tokens, request.encoder, computed, in_flight, request.loaded, request.failed, stale
+        )
+        if not progressed.failed and progressed.confirmed < (
+            before := request._replace(stale=stale).confirmed
+        ):
+            # The last loaded token may be computed again.
+            again = before == request.loaded and progressed.confirmed == before - 1
+            return progressed._replace(failed=not again)
+        return progressed
     if step.op == "cache.free":
         return request._replace(stale=request.in_flight, computed=0, loaded=0, failed=False)
     if step.allocated:

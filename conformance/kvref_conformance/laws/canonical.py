@@ -1,4 +1,4 @@
-"""Laws of the canonical view: rows of bytes, as connectors see a cache."""
+"""Laws of the canonical view: the rows of bytes in which connectors see a cache."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from kvref_conformance.laws.addresses import Caches, Place, is_plain
 from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
-from kvref_conformance.laws.registry import told
+from kvref_conformance.laws.registry import error_line
 
 
 def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
-    """Each canonical view, with the cache that it is one of."""
+    """Each canonical view, with its cache."""
     caches = None
     for event in runs[0]:
         if event["op"] == "tensors.allocate":
@@ -24,7 +24,7 @@ def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
 
 
 def total(runs: Runs) -> int:
-    """A cache is registered, or refused by an error that is meant; one that is can be worked with."""
+    """A cache gets a canonical view or is deliberately refused; every operation on a view succeeds."""
     judged = 0
     caches: Caches | None = None
     seen = False
@@ -41,8 +41,8 @@ def total(runs: Runs) -> int:
             if not registering or is_plain(caches.args) or kind in INTERNAL_ERRORS:
                 operation = event["op"].partition(".")[2]
                 raise LawBroken(
-                    f"an answer to {operation}, of {caches.in_words()}",
-                    told(event["outcome"]),
+                    f"{operation} succeeds for {caches.in_words()}",
+                    error_line(event["outcome"]),
                     (f"{operation}, {kind}",),
                 )
     return judged
@@ -55,7 +55,7 @@ def row_places(tensor: dict[str, Any], row: int, size: int) -> list[Place]:
 
 
 def shape(runs: Runs) -> int:
-    """Rows of bytes, one for each block, in the memory of the cache."""
+    """A canonical tensor has one row of bytes for each block, in the memory of the cache."""
     judged = 0
     for caches, canonical in registered(runs):
         device = caches.args["device"]
@@ -70,8 +70,9 @@ def shape(runs: Runs) -> int:
             }
             if facets := tuple(facet for facet, broken in wrong.items() if broken):
                 raise LawBroken(
-                    f"tensor {number}: {caches.num_blocks} rows of {tensor['page_size_bytes']} int8 "
-                    f"on {device}, in the memory of the cache ({caches.in_words()})",
+                    f"canonical tensor {number} is an int8 view of {caches.num_blocks} rows of "
+                    f"{tensor['page_size_bytes']} bytes on {device}, in the memory of the cache "
+                    f"({caches.in_words()})",
                     f"{tensor['dtype']} of shape {tensor['shape']} with strides {tensor['strides']} on "
                     f"{tensor['device']}{', in memory of its own' if tensor['buffer'] is None else ''}",
                     facets,
@@ -80,10 +81,10 @@ def shape(runs: Runs) -> int:
 
 
 def covers_once(runs: Runs) -> int:
-    """The references of a group have each byte that one of its layers keeps in a block, once."""
+    """The references of a group cover each byte of a block in each of its layers once."""
     judged = 0
     for caches, canonical in registered(runs):
-        for names, refs in zip(caches.told["groups"], canonical["groups"], strict=False):
+        for names, refs in zip(caches.answer["groups"], canonical["groups"], strict=False):
             if any(not 0 <= ref["tensor"] < len(canonical["tensors"]) for ref in refs):
                 continue
             for block in range(caches.num_blocks):
@@ -100,23 +101,24 @@ def covers_once(runs: Runs) -> int:
                     if set(times) - {1}:
                         facet = "missing" if 0 in times else "several times"
                         raise LawBroken(
-                            f"the {len(times)} bytes of block {block} of {layer} in the references of its "
-                            f"group, each once ({caches.in_words()})",
-                            f"{times.count(0)} are missing, {sum(t > 1 for t in times)} there several times",
+                            f"the references of its group cover the {len(times)} bytes of block {block} of "
+                            f"{layer} once ({caches.in_words()})",
+                            f"{times.count(0)} bytes are missing, {sum(t > 1 for t in times)} are covered "
+                            "several times",
                             (facet,),
                         )
     return judged
 
 
 def group_refs(runs: Runs) -> int:
-    """Every group has its references, to tensors that there are, within their rows, to no other block."""
+    """Every group has references to existing tensors, within their rows, and to no other block."""
     judged = 0
     for caches, canonical in registered(runs):
         judged += 1
         tensors, groups = canonical["tensors"], canonical["groups"]
-        if len(groups) != len(caches.told["groups"]):
+        if len(groups) != len(caches.answer["groups"]):
             raise LawBroken(
-                f"references of {len(caches.told['groups'])} groups", f"of {len(groups)}", ("groups",)
+                f"references of {len(caches.answer['groups'])} groups", f"{len(groups)}", ("groups",)
             )
         kept = {
             place: block
@@ -129,12 +131,14 @@ def group_refs(runs: Runs) -> int:
                 words = f"group {number}, of {caches.in_words()}"
                 if not 0 <= ref["tensor"] < len(tensors):
                     raise LawBroken(
-                        f"one of {len(tensors)} tensors for {words}", f"tensor {ref['tensor']}", ("tensor",)
+                        f"a reference to one of {len(tensors)} tensors for {words}",
+                        f"tensor {ref['tensor']}",
+                        ("tensor",),
                     )
                 tensor, size = tensors[ref["tensor"]], ref["page_size_bytes"]
                 if not 0 < size <= tensor["page_size_bytes"]:
                     raise LawBroken(
-                        f"at most the {tensor['page_size_bytes']} bytes of a row for {words}",
+                        f"a reference to at most the {tensor['page_size_bytes']} bytes of a row for {words}",
                         f"{size} bytes",
                         ("size",),
                     )
@@ -142,7 +146,7 @@ def group_refs(runs: Runs) -> int:
                     others = {kept.get(place, row) for place in row_places(tensor, row, size)} - {row}
                     if others:
                         raise LawBroken(
-                            f"nothing but block {row} in row {row} of tensor {ref['tensor']}, of {words}",
+                            f"only bytes of block {row} in row {row} of tensor {ref['tensor']}, for {words}",
                             f"bytes of block {min(others)}",
                             ("block",),
                         )
@@ -150,10 +154,10 @@ def group_refs(runs: Runs) -> int:
 
 
 def round_trip(runs: Runs) -> int:
-    """What is written in one way is read in the other; a copied block is what it is a copy of.
+    """Bytes written through a layer are read through the canonical view and back; a copied block is equal.
 
-    Only what is certain is judged: bytes that were written or copied. A copy moves what the layers of the
-    group keep; of other groups' bytes in that block nothing is said.
+    Only written and copied bytes are judged. A copy moves the bytes of the group's layers; the bytes of other
+    groups in the block are not judged.
     """
     judged = 0
     caches: Caches | None = None
@@ -183,7 +187,7 @@ def round_trip(runs: Runs) -> int:
             continue
         found = bytes.fromhex(outcome["value"])
         if len(found) != len(places):
-            raise LawBroken(f"{len(places)} bytes of {words}", f"{len(found)}", ("length",))
+            raise LawBroken(f"{len(places)} bytes for {words}", f"{len(found)}", ("length",))
         if op.endswith("write"):
             memory.update(zip(places, found, strict=True))
             continue
@@ -195,8 +199,8 @@ def round_trip(runs: Runs) -> int:
         if wrong:
             at = wrong[0]
             raise LawBroken(
-                f"{words}: as byte {at} {known[at]}, which was written there ({caches.in_words()})",
-                f"{found[at]}; {len(wrong)} of {len(found)} bytes are wrong",
+                f"{words}: byte {at} is {known[at]}, as written ({caches.in_words()})",
+                f"{found[at]}, and {len(wrong)} of {len(found)} bytes are wrong",
                 ("rows" if op == "canonical.read" else "layers",),
             )
     return judged
@@ -205,9 +209,9 @@ def round_trip(runs: Runs) -> int:
 def copy_in(
     memory: dict[Place, int], caches: Caches, canonical: dict[str, Any], args: dict[str, Any]
 ) -> None:
-    """Do to the memory what the copy of a block does; what is not certain any more is forgotten."""
+    """Apply the copy of a block to the memory, and forget bytes that are not certain any more."""
     source, destination = args["source"], args["destination"]
-    layers = [name for name in caches.told["groups"][args["group"]] if name in caches.owners]
+    layers = [name for name in caches.answer["groups"][args["group"]] if name in caches.owners]
     moved = {
         to: memory.get(at)
         for layer in layers
@@ -228,10 +232,10 @@ LAWS = [
         id="canonical.total",
         level=Level.SAFETY,
         statement=(
-            "A cache has a canonical view, or is refused one by an error that is meant; if all layers are of "
-            "full attention and alike, unpadded, it has one. What has one can be read, written and copied."
+            "A cache has a canonical view that can be read, written and copied, or is deliberately refused "
+            "one; equal, unpadded full-attention layers are never refused."
         ),
-        why="An engine with a connector does not start, or dies at the first transfer.",
+        why="Otherwise an engine with a connector does not start, or fails at the first transfer.",
         sources=("vLLM PR 37853",),
         workload="canonical.rows",
         check=total,
@@ -240,10 +244,12 @@ LAWS = [
         id="canonical.shape",
         level=Level.SAFETY,
         statement=(
-            "Every canonical tensor has a row of its own page size in int8 for each block, on the device of "
-            "the cache, and is a view of its memory, not a copy."
+            "Every canonical tensor is an int8 view of the cache's memory on its device, with one row of its "
+            "page size for each block, and not a copy."
         ),
-        why="A connector moves elements of another size, or saves a copy that nobody writes to.",
+        why=(
+            "Otherwise a connector moves elements of the wrong size, or saves a copy that no layer writes to."
+        ),
         sources=("vLLM PR 37853",),
         workload="canonical.rows",
         check=shape,
@@ -252,10 +258,13 @@ LAWS = [
         id="canonical.covers-once",
         level=Level.SAFETY,
         statement=(
-            "The references of a group cover what each of its layers keeps in a block: every byte, and once. "
-            "Groups may use one region."
+            "The references of a group cover every byte of a block in each of its layers exactly once; "
+            "groups may share memory."
         ),
-        why="What is not covered is lost when a block is loaded back; what is covered twice is moved twice.",
+        why=(
+            "A byte that is not covered is lost when a block is loaded back. One covered twice is moved "
+            "twice."
+        ),
         sources=("vLLM PR 37853",),
         workload="canonical.rows",
         check=covers_once,
@@ -265,9 +274,9 @@ LAWS = [
         level=Level.SAFETY,
         statement=(
             "Bytes written through a layer are read through the canonical view, and the other way round; "
-            "copying a block of a group moves what each of its layers keeps there, and nothing else."
+            "copying a block of a group moves the bytes of its layers and nothing else."
         ),
-        why="A request that continues from loaded blocks reads something else than was stored.",
+        why="Otherwise a request that continues from loaded blocks reads other bytes than were stored.",
         sources=("vLLM PR 37853",),
         workload="canonical.rows",
         check=round_trip,
@@ -276,10 +285,10 @@ LAWS = [
         id="canonical.group-refs",
         level=Level.SAFETY,
         statement=(
-            "Every group has references, to tensors that exist, of at most a row, and no row has a byte of "
-            "another block."
+            "Every group has references to existing tensors, each of at most a row, and no row contains a "
+            "byte of another block."
         ),
-        why="A connector copies the wrong tensor, or writes into the block of another request.",
+        why="Otherwise a connector copies the wrong tensor, or writes into the block of another request.",
         sources=("vLLM PR 37853",),
         workload="canonical.rows",
         check=group_refs,

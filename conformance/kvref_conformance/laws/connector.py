@@ -1,4 +1,4 @@
-"""Laws of connectors: what a transfer reads stays, and what a load has not brought is not promised."""
+"""Laws of connectors: blocks stay untouched during transfers, and only loaded tokens have keys."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 @dataclass
 class Transfer:
-    """A job that was not reported done."""
+    """A job that is not reported as done yet."""
 
     is_store: bool
     pairs: list[tuple[int, int]]
-    """Blocks, and blocks of the host."""
+    """Pairs of a block and a host block."""
     contents: list[str | None]
-    """What is moved, as far as that is known."""
+    """The content that is moved, as far as it is known."""
 
 
 @dataclass
 class Ledger:
-    """Who holds what, and what is where, of a pool and host memory that were made."""
+    """The owners and contents of the blocks of a created pool and its host memory."""
 
     num_blocks: int
     host_blocks: int
     owned: set[int] = field(default_factory=set)
-    """Blocks of requests."""
+    """The blocks that requests hold."""
     contents: dict[int, str | None] = field(default_factory=dict)
-    """What is in them, if something is; None where that is not known."""
+    """The content of each written block; None if it is not known."""
     loaded: set[int] = field(default_factory=set)
-    """Those of them that were loaded."""
+    """The blocks that were filled by a load."""
     on_host: dict[int, str | None] = field(default_factory=dict)
-    """What stores that are done have left there."""
+    """The content that finished stores have left in host blocks."""
     jobs: dict[str, Transfer] = field(default_factory=dict)
     any_done: bool = False
 
     def read_by_stores(self) -> dict[int, str]:
-        """Blocks that a store still reads, with its name."""
+        """The blocks that a store still reads, each with the name of the store."""
         stores = [(name, job) for name, job in self.jobs.items() if job.is_store]
         return {block: name for name, job in stores for block, _ in job.pairs}
 
     def may(self, op: str, arguments: dict[str, Any]) -> bool:
-        """Whether an engine may ask for it: what was recorded elsewhere may not fit what is answered here."""
+        """Whether the call is legal here: a replayed trace may not fit the answers of this target."""
         if op in ("connector.store", "connector.load"):
             return self.may_move(arguments["job"], arguments["pairs"], op == "connector.store")
         blocks = arguments.get("blocks", [arguments["block"]] if "block" in arguments else [])
@@ -52,7 +52,7 @@ class Ledger:
         return not still_read and self.may_use(blocks)
 
     def may_use(self, blocks: list[int]) -> bool:
-        """Whether these are blocks of requests, each once, that no load still fills."""
+        """Whether requests hold these blocks, each once, and no load is still filling them."""
         loads = [job for job in self.jobs.values() if not job.is_store]
         filled = {block for job in loads for block, _ in job.pairs}
         return len({*blocks}) == len(blocks) and {*blocks} <= self.owned - filled
@@ -68,7 +68,7 @@ class Ledger:
         return {*places} <= self.on_host.keys() - filling and not self.read_by_stores().keys() & {*blocks}
 
     def enter(self, op: str, arguments: dict[str, Any], value: Any) -> None:
-        """Note what was done."""
+        """Apply a successful call."""
         match op:
             case "connector.take":
                 self.owned.update(value)
@@ -109,8 +109,8 @@ class Ledger:
             self.loaded.discard(block)
 
 
-def asked(run: Sequence[Event]) -> Iterator[tuple[Ledger, Event]]:
-    """What is asked of connectors, with what is known before; no further than an engine may have asked it."""
+def connector_calls(run: Sequence[Event]) -> Iterator[tuple[Ledger, Event]]:
+    """Each connector call with the ledger before it, up to the first illegal or failed call."""
     ledger: Ledger | None = None
     for event in run:
         op, arguments, outcome = event["op"], event["args"], event["outcome"]
@@ -129,26 +129,26 @@ def asked(run: Sequence[Event]) -> Iterator[tuple[Ledger, Event]]:
 
 
 def held_until_sent(runs: Runs) -> int:
-    """What a store reads is not handed out, and comes back as it was; behind all that, nothing is lost."""
+    """Blocks that a store reads are not allocated, come back unchanged, and are all free in the end."""
     judged = 0
-    for ledger, event in asked(runs[0]):
+    for ledger, event in connector_calls(runs[0]):
         op, arguments, outcome = event["op"], event["args"], event["outcome"]
         if op == "connector.take":
-            judged += judge_taken(ledger, event)
+            judged += judge_allocated(ledger, event)
         if op == "connector.read" and arguments["block"] in ledger.loaded and "value" in outcome:
             judged += judge_loaded(arguments["block"], ledger.contents[arguments["block"]], outcome["value"])
     return judged
 
 
-def judge_taken(ledger: Ledger, event: Event) -> int:
-    """Whether what may not be handed out was, or what may was not; how many judgements that is."""
+def judge_allocated(ledger: Ledger, event: Event) -> int:
+    """Raise `LawBroken` if a block was allocated too early or not at all; return the judgements made."""
     number, outcome = event["args"]["num_blocks"], event["outcome"]
     free, reading = ledger.num_blocks - 1 - len(ledger.owned), ledger.read_by_stores()
     if error := outcome.get("error"):
         if ledger.any_done and not ledger.jobs and 0 <= number <= free:
             raise LawBroken(
-                f"{number} blocks, since all jobs are done, and requests hold {len(ledger.owned)} of "
-                f"{ledger.num_blocks - 1}",
+                f"{number} blocks are allocated, because all jobs are done and requests hold "
+                f"{len(ledger.owned)} of {ledger.num_blocks - 1} blocks",
                 f"{error['type']}: {error['message']}",
                 ("kept",),
             )
@@ -156,8 +156,8 @@ def judge_taken(ledger: Ledger, event: Event) -> int:
     for block in outcome.get("value", ()):
         if block in reading:
             raise LawBroken(
-                f"block {block} not handed out before the store {reading[block]!r}, which reads it, is done",
-                f"{outcome['value']} handed out",
+                f"block {block} is not allocated before store {reading[block]!r}, which reads it, is done",
+                f"blocks {outcome['value']} were allocated",
                 ("reused",),
             )
     return int(bool(reading.keys() - ledger.owned)) + int(ledger.any_done and not ledger.jobs)
@@ -166,15 +166,15 @@ def judge_taken(ledger: Ledger, event: Event) -> int:
 def judge_loaded(block: int, expected: str | None, read: str) -> int:
     if expected not in (None, read):
         raise LawBroken(
-            f"block {block} with what was stored and loaded back into it, {expected}", read, ("content",)
+            f"block {block} has the stored content after it was loaded back, {expected}", read, ("content",)
         )
     return int(expected is not None)
 
 
 def failed_load(runs: Runs) -> int:
-    """No key for what was not loaded, at any time between its places and the end of the load.
+    """From its allocation to the end of a load, a block has no key for tokens that were not loaded.
 
-    That is nothing where there never is a key.
+    An example in which no block ever has a key is not judged.
     """
     judged, any_keys = 0, False
     awaited: dict[str, set[int]] = {}
@@ -206,23 +206,23 @@ def failed_load(runs: Runs) -> int:
 
 
 def judge_awaited(step: Step, state: State, awaited: dict[str, set[int]]) -> None:
-    """What something is loaded into has no key, not even when that is given up."""
+    """A block that is being loaded has no key, not even if the load is given up."""
     for name, blocks in awaited.items():
         if keyed := [block for block in sorted(blocks) if named(state, block)]:
             raise LawBroken(
-                f"after {step.in_words()}: no key for block {keyed[0]}, into which something is being "
-                f"loaded for {name}",
+                f"after {step.in_words()}: no key for block {keyed[0]}, which is still being loaded for "
+                f"{name}",
                 f"{named(state, keyed[0])}",
                 ("being loaded",),
             )
 
 
 def judge_cached(step: Step, hashes: list[str]) -> None:
-    """What has arrived gets keys, and nothing behind it."""
+    """Only loaded tokens get keys, and none after them."""
     if step.before is None or step.after is None:
         return
     arrived, size = step.args["computed"], step.cache.arguments["hash_block_size"]
-    behind = {
+    beyond = {
         f"{each}/{group.number}": (place + 1) * size
         for place, each in enumerate(hashes)
         for group in step.cache.groups
@@ -230,19 +230,19 @@ def judge_cached(step: Step, hashes: list[str]) -> None:
     }
     for block in step.cache.usable:
         new = [key for key in named(step.after, block) if key not in named(step.before, block)]
-        if wrong := [key for key in new if key in behind]:
+        if wrong := [key for key in new if key in beyond]:
             raise LawBroken(
-                f"after {step.in_words()}: keys for the first {arrived} tokens at most, which are all that "
-                "is there",
-                f"block {block} has one for {behind[wrong[0]]} tokens, {wrong[0]}",
+                f"after {step.in_words()}: keys for at most the first {arrived} tokens, because no more were "
+                "loaded",
+                f"block {block} has key {wrong[0]} for {beyond[wrong[0]]} tokens",
                 ("not loaded",),
             )
 
 
 def judge_evicted(step: Step) -> None:
-    """What was bad is found no more."""
+    """Evicted bad blocks have no key."""
     if step.refused:
-        raise LawBroken(f"{step.in_words()} done", step.refused, ("refused",))
+        raise LawBroken(f"{step.in_words()} succeeds", step.refused, ("refused",))
     for block in step.cache.real(step.args["blocks"]):
         if step.after is not None and (keys := named(step.after, block)):
             raise LawBroken(
@@ -251,26 +251,26 @@ def judge_evicted(step: Step) -> None:
 
 
 def named(state: State, block: int) -> list[str]:
-    """The keys that a block has, or is found under."""
+    """The keys that a block carries, or under which the index finds it."""
     found = [key for key, blocks in state["found"].items() if block in blocks]
     return list(dict.fromkeys([*state["keys"].get(str(block), ()), *found]))
 
 
 def total(runs: Runs) -> int:
-    """What is asked for is done. How many blocks can be taken is for another law.
+    """Every call of a connector succeeds. `connector.held-until-sent` judges how many blocks are free.
 
-    That is nothing where no load ever ends: how long one may take, nobody says.
+    An example in which no load ever ends is not judged, because there is no limit on how long a load takes.
     """
     judged, any_loaded = 0, False
-    for ledger, event in asked(runs[0]):
+    for ledger, event in connector_calls(runs[0]):
         operation, outcome = event["op"].partition(".")[2], event["outcome"]
         if operation == "take" or "died" in outcome:
             continue
         judged += 1
         if error := outcome.get("error"):
-            told = ", ".join(f"{name}={value}" for name, value in event["args"].items())
+            call_args = ", ".join(f"{name}={value}" for name, value in event["args"].items())
             raise LawBroken(
-                f"{operation}({told}) answered", f"{error['type']}: {error['message']}", (operation,)
+                f"{operation}({call_args}) succeeds", f"{error['type']}: {error['message']}", (operation,)
             )
         if operation == "finished":
             ended = [ledger.jobs[name] for name in outcome["value"] if name in ledger.jobs]
@@ -283,10 +283,10 @@ LAWS = [
         id="connector.total",
         level=Level.SAFETY,
         statement=(
-            "Whatever an engine asks of a connector is answered: transfers of blocks of its requests to "
-            "places of the host that are free, and back; their start and their end."
+            "Every legal call of a connector succeeds: storing blocks of requests to free host blocks, "
+            "loading them back, and reporting finished transfers."
         ),
-        why="An engine that has started dies at some transfer.",
+        why="An exception there ends a running engine at some transfer.",
         sources=("vLLM PR 37853", "the engine contract"),
         workload="connector.machine",
         check=total,
@@ -295,13 +295,12 @@ LAWS = [
         id="connector.held-until-sent",
         level=Level.SAFETY,
         statement=(
-            "A block that a store reads is not handed out before the store is reported done; what is "
-            "loaded back is what was in the block; and when all jobs are done, all blocks that requests "
-            "have freed can be taken."
+            "A block that a store reads is not allocated before the store is reported done, a load brings "
+            "back the stored content, and when all jobs are done all freed blocks can be allocated."
         ),
         why=(
-            "What is stored under one request's key is another one's cache, and is served for as long as it "
-            "is kept; a block that stays held is lost until the next start."
+            "Otherwise a store keeps another request's cache under this request's key. A block that stays "
+            "held is lost until a restart."
         ),
         sources=("`request_finished` of vLLM's KVConnectorBase_V1", "vLLM PR 37853", "the engine contract"),
         workload="connector.machine",
@@ -312,11 +311,13 @@ LAWS = [
         id="connector.failed-load",
         level=Level.SAFETY,
         statement=(
-            "A block into which something is being loaded has no key; when the load has ended, there are "
-            "keys for tokens that have arrived, and none behind them; blocks that turned out bad and are "
-            "evicted have none, whether they are held or not."
+            "A block that is being loaded has no key; after the load only the loaded tokens have keys, and "
+            "evicted bad blocks have none, whether referenced or free."
         ),
-        why="A key without content is a hit for the next request, which reads what was never there.",
+        why=(
+            "A key without its content is a hit for the next request, which reads tokens that were never "
+            "loaded."
+        ),
         sources=(
             "the engine contract",
             "`_update_waiting_for_remote_kv` and `_handle_invalid_blocks` in vLLM's scheduler",

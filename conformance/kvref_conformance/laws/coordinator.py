@@ -1,4 +1,4 @@
-"""Laws of the coordinators: how long a hit is, and what all groups agree on."""
+"""Laws of the coordinators: the length of a hit, and what all groups agree on."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def lookups(runs: Runs) -> Iterator[tuple[Step, int]]:
-    """Each look-up that was answered where hits are possible, with the request's number of tokens."""
+    """Each look-up that returned, with the number of tokens of its request, if the tables are readable."""
     for step in steps(runs[0], "cache.lookup"):
         if step.done and step.request is not None and step.cache.readable:
             yield step, len(step.request.tokens)
 
 
 def eagle_groups(cache: Cache) -> list[Group]:
-    """The groups that read one token ahead: those that say so, or all if none does.
+    """The groups that read one token ahead: those marked as such, or all groups if none is marked.
 
-    Others of the same spec may be looked up together with them.
+    Groups with the same spec may be looked up together, so they count as well.
     """
     if not cache.arguments["use_eagle"]:
         return []
-    told = [(group.name, group.fields) for group in cache.groups if group.eagle]
-    return [group for group in cache.groups if not told or (group.name, group.fields) in told]
+    marked = [(group.name, group.fields) for group in cache.groups if group.eagle]
+    return [group for group in cache.groups if not marked or (group.name, group.fields) in marked]
 
 
 class Found:
-    """What the index has for a request's keys."""
+    """The blocks that the prefix-cache index has for a request's keys."""
 
     def __init__(self, step: Step, state: State) -> None:
         self.cache = step.cache
@@ -36,10 +36,10 @@ class Found:
         self.hash_block_size: int = step.cache.arguments["hash_block_size"]
 
     def blocks(self, group: Group, end: int) -> list[int]:
-        """The blocks that are found for the tokens up to `end` in a group.
+        """The blocks that the index finds for the tokens up to `end` in a group.
 
-        What is within a block can be served by one that has more of the request's tokens, unless it is a
-        state.
+        If `end` is within a block, a block with more of the request's tokens serves as well, unless it holds
+        a state.
         """
         last = end if group.kind == "MambaSpec" else -(-end // group.block_size) * group.block_size
         places = range(end // self.hash_block_size - 1, last // self.hash_block_size)
@@ -47,13 +47,13 @@ class Found:
         return [block for name in names for block in self.found.get(name, ())]
 
     def ends(self, group: Group, length: int) -> list[int]:
-        """The ends of the blocks that the next token needs of a hit of so many tokens."""
+        """The ends of the blocks that the next token reads after a hit of this length."""
         first, size = group.first_read(length) // group.block_size, group.block_size
         ends = [(place + 1) * size for place in range(first, length // size)]
         return [*ends, length] if length % size else ends
 
     def lacks(self, length: int) -> str:
-        """What is not found that a hit of so many tokens needs; nothing if it can be served."""
+        """The first block that a hit of this length needs and the index lacks, in words; empty if none."""
         for group in self.cache.groups:
             for end in self.ends(group, length):
                 if not self.blocks(group, end):
@@ -61,10 +61,10 @@ class Found:
         return ""
 
     def lacks_ahead(self, length: int) -> str:
-        """What is not found of the blocks behind the hit, for layers that read one token ahead."""
+        """The missing block after a hit of this length, which layers that read one token ahead need."""
         for group in eagle_groups(self.cache):
             if group.kind != "MambaSpec" and not self.blocks(group, length + group.block_size):
-                return f"group {group.number} has no block behind {length} tokens"
+                return f"group {group.number} has no block after {length} tokens"
         return ""
 
 
@@ -79,25 +79,27 @@ def hit_maximal(runs: Runs) -> int:
         judged += 1
         if lacking := found.lacks(hit):
             raise LawBroken(
-                f"a hit of {tokens} tokens that can be served", f"{hit} tokens, but {lacking}", ("too long",)
+                f"every group has the blocks of the hit for the request of {tokens} tokens",
+                f"a hit of {hit} tokens, but {lacking}",
+                ("too long",),
             )
         judge_blocks(step, found, hit)
         for length in range((tokens - 1) // alignment * alignment, hit, -alignment):
             ahead = [group.block_size for group in eagle_groups(cache) if group.kind != "MambaSpec"]
-            # Whether the last token may be among those read ahead differs, and costs one unit at most.
+            # Implementations differ in whether they read the last token ahead; it costs one unit at most.
             if length + max(ahead, default=0) > tokens - (1 if ahead else 0):
                 continue
             if not found.lacks(length) and not found.lacks_ahead(length):
                 raise LawBroken(
-                    f"a hit of {length} of {tokens} tokens, since all blocks that it needs are found",
-                    f"one of {hit}",
+                    f"a hit of {length} of {tokens} tokens, because the index has all blocks that it needs",
+                    f"a hit of {hit} tokens",
                     ("too short",),
                 )
     return judged
 
 
 def judge_blocks(step: Step, found: Found, hit: int) -> None:
-    """The blocks of a hit are those of the request's own keys."""
+    """The blocks of a hit carry the request's own keys."""
     null = step.cache.shape["null"]
     for group in step.cache.groups:
         blocks = step.value["blocks"][group.number]
@@ -106,31 +108,33 @@ def judge_blocks(step: Step, found: Found, hit: int) -> None:
             block = blocks[place] if place < len(blocks) else null
             if block not in found.blocks(group, end):
                 raise LawBroken(
-                    f"a block at {place} of group {group.number} with the tokens up to {end}, that is one of "
-                    f"{found.blocks(group, end)}",
-                    f"{block}, of {blocks}",
+                    f"the hit of group {group.number} has, at index {place}, a block with the tokens up to "
+                    f"{end}, one of {found.blocks(group, end)}",
+                    f"block {block}, in {blocks}",
                     ("wrong block",),
                 )
 
 
 def hit_aligned(runs: Runs) -> int:
-    """A hit ends where it may, leaves a token to compute, and every group's list is cut to it."""
+    """A hit is aligned, leaves a token to compute, and has the right number of blocks in every group."""
     judged = 0
     for step, tokens in lookups(runs):
         alignment, hit = step.cache.shape["alignment"], step.value["tokens"]
         judged += 1
         if hit % alignment:
-            raise LawBroken(f"a multiple of {alignment} tokens", f"{hit}", ("alignment",))
+            raise LawBroken(f"a hit of a multiple of {alignment} tokens", f"{hit}", ("alignment",))
         if not 0 <= hit < tokens:
             raise LawBroken(
-                f"fewer than the {tokens} tokens of the request, one of which is computed", f"{hit}", ("all",)
+                f"a hit of fewer than the request's {tokens} tokens, because at least one must be computed",
+                f"{hit}",
+                ("all",),
             )
         for group in step.cache.groups:
             expected, blocks = -(-hit // group.block_size), step.value["blocks"][group.number]
             if len(blocks) != expected:
                 raise LawBroken(
-                    f"{expected} blocks of {group.block_size} tokens in group {group.number}, for a "
-                    f"hit of {hit}",
+                    f"{expected} blocks of {group.block_size} tokens in group {group.number}, for a hit of "
+                    f"{hit} tokens",
                     f"{len(blocks)}: {blocks}",
                     ("list",),
                 )
@@ -138,18 +142,18 @@ def hit_aligned(runs: Runs) -> int:
 
 
 def lookup_total(runs: Runs) -> int:
-    """Look-ups answer."""
+    """Every look-up succeeds."""
     judged = 0
     for step in steps(runs[0], "cache.lookup"):
         if "died" not in step.outcome:
             judged += 1
             if step.refused:
-                raise LawBroken(f"{step.in_words()} answered", step.refused)
+                raise LawBroken(f"{step.in_words()} succeeds", step.refused)
     return judged
 
 
 def common_prefix(runs: Runs) -> int:
-    """What is said to be common is."""
+    """All requests share the blocks that are reported as the common prefix."""
     judged = 0
     last: State | None = None
     for step in steps(runs[0]):
@@ -164,14 +168,15 @@ def common_prefix(runs: Runs) -> int:
             for other, table in tables.items():
                 if table[:number] != tables.get(name, [])[:number] or len(table) < number:
                     raise LawBroken(
-                        f"the first {number} blocks of {name} in all tables of group {group.number}",
+                        f"the first {number} blocks of {name} are in every block table of group "
+                        f"{group.number}",
                         f"{other} has {table}, {name} has {tables.get(name, [])}",
                     )
     return judged
 
 
 class Resent:
-    """What is sure to be kept of the prompt that was computed first, of caches with room for everything."""
+    """The part of the first computed prompt that must still be cached, in a pool with room for everything."""
 
     def __init__(self, step: Step) -> None:
         self.cache = step.cache
@@ -184,7 +189,7 @@ class Resent:
         if step.op == "cache.add" and not self.prompt:
             self.prompt = step.args["tokens"]
         if step.allocated and step.hit["tokens"] and not self.computed:
-            # Nothing was there, so it is a hit that needs nothing: of chunks that have ended.
+            # Nothing is cached yet, so this hit needs no block: it covers chunks that have ended.
             self.skipped = True
         if step.allocated:
             self.computed = max(self.computed, min(step.end, len(self.prompt)))
@@ -192,7 +197,7 @@ class Resent:
                 self.steps.add(step.end)
 
     def expected(self, tokens: list[int]) -> int:
-        """The longest hit of a prompt, where nothing was evicted."""
+        """The longest possible hit of a prompt if nothing was evicted."""
         if self.skipped:
             return 0
         shared = next(
@@ -210,7 +215,7 @@ class Resent:
 
 
 def resent(runs: Runs) -> Iterator[tuple[Step, int, int]]:
-    """Each look-up behind a prompt that was computed: what was found, and what is sure to be kept."""
+    """Each look-up after a computed prompt, with its hit and the hit that must be possible."""
     first: Resent | None = None
     for step in steps(runs[0]):
         if step.op == "cache.create":
@@ -223,7 +228,7 @@ def resent(runs: Runs) -> Iterator[tuple[Step, int, int]]:
 
 
 def resend_hits(runs: Runs) -> int:
-    """What was computed is found."""
+    """A look-up finds the beginning of a prompt that was computed before."""
     judged = 0
     for step, hit, expected in resent(runs):
         if step.cache.arguments["use_eagle"]:
@@ -231,7 +236,7 @@ def resend_hits(runs: Runs) -> int:
         judged += expected > 0
         if hit < expected:
             raise LawBroken(
-                f"a hit of at least {expected} tokens: so many of them were computed before, and nothing was "
+                f"a hit of at least {expected} tokens, because they were computed before and nothing was "
                 "evicted since",
                 f"{hit}",
             )
@@ -239,12 +244,12 @@ def resend_hits(runs: Runs) -> int:
 
 
 def eagle_one_unit(runs: Runs) -> int:
-    """Layers that read ahead cost one unit at most."""
+    """Layers that read one token ahead shorten a hit by one unit at most."""
     judged = 0
     hits: dict[bool, list[int]] = {False: [], True: []}
     for step, hit, _ in resent(runs):
         if any(group.kind == "MambaSpec" for group in step.cache.groups):
-            # A state one unit before is kept only if a step happened to end there.
+            # The state one unit earlier is kept only if a step ended there.
             continue
         eagle = bool(step.cache.arguments["use_eagle"])
         hits[eagle].append(hit)
@@ -254,17 +259,17 @@ def eagle_one_unit(runs: Runs) -> int:
         without, unit = hits[False][len(hits[True]) - 1], step.cache.shape["alignment"]
         if hit < without - unit:
             raise LawBroken(
-                f"a hit of at least {without - unit} tokens, since it is {without} where no layer "
-                f"reads ahead, and hits are multiples of {unit}",
+                f"a hit of at least {without - unit} tokens, because it is {without} without layers that "
+                f"read ahead, and hits are multiples of {unit}",
                 f"{hit}",
             )
     return judged
 
 
 def constructible(runs: Runs) -> int:
-    """A cache manager can be made for the groups and sizes that an engine starts with.
+    """A cache manager can be created for the groups and sizes that an engine starts with.
 
-    It starts with none whose spec is refused, which is for other laws.
+    Groups with a refused spec are left out: other laws judge the refusal.
     """
     judged = 0
     refused = []
@@ -278,12 +283,12 @@ def constructible(runs: Runs) -> int:
         judged += 1
         if error := event["outcome"].get("error"):
             groups = [
-                f"{group['spec']['class']} with blocks of {group['spec']['fields']['block_size']} tokens"
+                f"{group['spec']['class']} (block_size={group['spec']['fields']['block_size']})"
                 for group in event["args"]["groups"]
             ]
             sizes = ("scheduler_block_size", "hash_block_size", "num_blocks")
             raise LawBroken(
-                f"a cache manager for groups of {', '.join(groups)} with "
+                f"a cache manager can be created for groups of {', '.join(groups)} with "
                 + ", ".join(f"{name}={event['args'][name]}" for name in sizes),
                 f"{error['type']}: {error['message']}",
                 (error["type"],),
@@ -296,10 +301,10 @@ LAWS = [
         id="coordinator.constructible",
         level=Level.SAFETY,
         statement=(
-            "A cache manager can be made for every set of groups, block sizes and sizes of the pool that an "
+            "A cache manager can be created for every set of groups, block sizes and pool sizes that an "
             "engine may start with."
         ),
-        why="An engine with such a model does not start, and no other law has a cache to judge.",
+        why="Otherwise an engine with this model does not start, and no other law has a cache to judge.",
         sources=("vLLM RFC 36668", "vLLM PR 44165"),
         workload="cache.machine",
         check=constructible,
@@ -308,11 +313,14 @@ LAWS = [
         id="coordinator.hit-maximal",
         level=Level.SAFETY,
         statement=(
-            "A hit is the longest one, of the lengths that are allowed, for which every group finds "
-            "all blocks "
-            "that the next token needs, and layers that read ahead the block behind; it consists of them."
+            "A hit is the longest allowed length at which every group finds all blocks that the next token "
+            "reads, and layers that read ahead also find the block after it; the hit returns exactly these "
+            "blocks."
         ),
-        why="Too short, and prompts are computed again; too long, and tokens read what was never computed.",
+        why=(
+            "With a hit too short, prompts are computed again. With one too long, tokens read what was "
+            "never computed."
+        ),
         sources=("vLLM RFC 36668", "vLLM PR 44165"),
         workload="cache.machine",
         check=hit_maximal,
@@ -321,10 +329,10 @@ LAWS = [
         id="coordinator.hit-aligned",
         level=Level.SAFETY,
         statement=(
-            "A hit is a multiple of the declared alignment, shorter than the request, and the list of each "
-            "group is cut to it."
+            "A hit is a multiple of the declared alignment and shorter than the request, and each group's "
+            "list has just the blocks of the hit."
         ),
-        why="What hangs over is adopted as if it were computed, or shifts all blocks that follow.",
+        why="A block too many is adopted as if it were computed, or shifts all blocks after it.",
         sources=("vLLM PR 44165",),
         workload="cache.machine",
         check=hit_aligned,
@@ -333,10 +341,10 @@ LAWS = [
         id="coordinator.resend-hits",
         level=Level.SAFETY,
         statement=(
-            "A prompt that begins like one that was computed, with nothing evicted since, hits up to "
-            "the last place that is kept."
+            "If nothing was evicted, a prompt that begins like a computed one hits up to the last position "
+            "that the cache keeps."
         ),
-        why="Prefix caching that misses what it has computes every turn of a conversation anew.",
+        why="Otherwise every turn of a conversation is computed again in spite of prefix caching.",
         sources=("vLLM issue 46453",),
         workload="cache.resend",
         check=resend_hits,
@@ -345,12 +353,12 @@ LAWS = [
         id="coordinator.eagle-one-unit",
         level=Level.SAFETY,
         statement=(
-            "Layers that read ahead cost a look-up one unit of alignment at most, whatever the number "
-            "of groups and their windows, as long as nothing is evicted."
+            "If nothing was evicted, layers that read ahead shorten a hit by at most one unit of "
+            "alignment, for any number of groups and any windows."
         ),
         why=(
-            "Each group that drops a block of its own makes hits shorter; with enough of them nothing "
-            "is left."
+            "If each group drops a block of its own, hits become shorter with every group until nothing is "
+            "left."
         ),
         sources=("vLLM issue 32802",),
         workload="cache.resend",
@@ -359,8 +367,8 @@ LAWS = [
     Law(
         id="coordinator.lookup-total",
         level=Level.SAFETY,
-        statement="For every configuration that could be made, look-ups answer.",
-        why="An engine that has started dies at some request.",
+        statement="Every look-up of a created cache manager succeeds.",
+        why="An exception there ends a running engine at some request.",
         sources=("the engine contract",),
         workload="cache.machine",
         check=lookup_total,
@@ -368,8 +376,14 @@ LAWS = [
     Law(
         id="coordinator.common-prefix",
         level=Level.SAFETY,
-        statement="A common prefix of n blocks means that all requests with blocks begin with the same n.",
-        why="Attention over the common prefix is computed once for all: with another's blocks it is wrong.",
+        statement=(
+            "If the common prefix has n blocks, the block tables of all requests begin with the same n "
+            "blocks."
+        ),
+        why=(
+            "Attention over the common prefix is computed once for all requests, so a wrong block spoils "
+            "all of them."
+        ),
         sources=("the engine contract",),
         workload="cache.machine",
         check=common_prefix,

@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Any
 
 Event = dict[str, Any]
-"""`{"op": "specs.build", "args": {...}, "outcome": {...}}`: an operation and what it answered."""
+"""`{"op": "specs.build", "args": {...}, "outcome": {...}}`: an operation and its outcome."""
 
 Runs = list[list[Event]]
-"""The events of a trace; each inner list came from a process of its own."""
+"""The events of a trace: one inner list for each process."""
 
 
 class Level(StrEnum):
@@ -24,8 +24,8 @@ class Level(StrEnum):
 class LawBroken(Exception):
     """The law does not hold for these events.
 
-    `facets` tells apart different ways of breaking one law (the fields lost in a merge, say): each is
-    reduced and reported on its own.
+    `expected` and `observed` are read one behind the other. `facets` name the ways in which the law broke,
+    for example the fields lost in a merge. kvref reduces and reports each facet on its own.
     """
 
     def __init__(self, expected: str, observed: str, facets: tuple[str, ...] = ("",)) -> None:
@@ -37,10 +37,10 @@ class LawBroken(Exception):
 
 @dataclass(frozen=True)
 class Law:
-    """A checkable statement about an implementation.
+    """A statement that every implementation must keep, with the function that checks it.
 
-    `check` takes the events of one example, raises `LawBroken`, and returns how many judgements it made:
-    an example that gave it nothing to judge does not count.
+    `check` takes the events of one example. It raises `LawBroken` or returns how many judgements it made. An
+    example without a judgement does not count.
     """
 
     id: str
@@ -49,10 +49,10 @@ class Law:
     why: str
     sources: tuple[str, ...]
     workload: str
-    """Name of the workload in `kvref_strategies` that feeds the law."""
+    """The name of the workload in `kvref_strategies` that draws the law's examples."""
     check: Callable[[Runs], int]
     capabilities: tuple[str, ...] = ()
-    """Capabilities that a target must declare for the law to apply."""
+    """The capabilities that a target must declare for the law to apply."""
 
     @property
     def area(self) -> str:

@@ -1,4 +1,4 @@
-"""Laws of what an engine makes of a plan: workers that share it, block sizes, a cache manager, reports."""
+"""Laws of what an engine builds from a plan: plans for workers, block sizes, cache managers, reports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS, listed, made, mix, plans, refuse_uncovered
-from kvref_conformance.laws.registry import told
+from kvref_conformance.laws.registry import error_line
 
 
 def answered(runs: Runs, operation: str) -> list[Event]:
-    """Every call of an operation that came back, with a value or an error."""
+    """Every call of an operation that returned or raised an error."""
     return [e for events in runs for e in events if e["op"] == operation and "died" not in e["outcome"]]
 
 
@@ -22,15 +22,15 @@ def group_sizes(plan: dict[str, Any]) -> list[int]:
 
 
 def has_mixed_group(plan: dict[str, Any]) -> bool:
-    """Whether the layers of a group have another manager than the group."""
+    """Whether a layer has a manager other than that of its group."""
     return any(layer["manager"] != group["manager"] for group in plan["groups"] for layer in group["layers"])
 
 
 def lcm_bounded(runs: Runs) -> int:
-    """More than twice the least common multiple of the layers' own block sizes is told to the user.
+    """A scheduler block size above twice the least common multiple of the layers' block sizes is reported.
 
-    It is told by a warning, or by a line of the log as it is by default, in which the size occurs. Without
-    prefix caching nothing depends on it, so that it need not be told.
+    A warning counts, and so does a line of the log at its default level, if it has the size in it. Without
+    prefix caching nothing depends on the size, so it need not be reported.
     """
     judged = 0
     for event in answered(runs, "planner.block_sizes"):
@@ -45,20 +45,20 @@ def lcm_bounded(runs: Runs) -> int:
         said = [re.sub(r"(?<=\d)[,_](?=\d{3})", "", line) for line in answer["said"]]
         if size > 2 * own and not any(re.search(rf"(?<!\d){size}(?!\d)", line) for line in said):
             raise LawBroken(
-                f"a scheduler block of at most {2 * own} tokens, twice the least common multiple of the "
-                "layers' own blocks, or a line that tells it",
-                f"{size} tokens, and " + ("; ".join(answer["said"]) or "not a word"),
+                f"a scheduler block size of at most {2 * own} tokens, twice the least common multiple of the "
+                "layers' block sizes, or a warning or log line with the size",
+                f"{size} tokens, and " + ("; ".join(answer["said"]) or "no warning or log line"),
                 (mix(layers),),
             )
     return judged
 
 
 def scheduler_block(runs: Runs) -> int:
-    """What is resolved fits, a manager can be made with it, and what does not fit is refused.
+    """The resolved block sizes divide each other, a cache manager accepts them, and refuses all others.
 
-    The value has to arrive at whatever shows it. With prefix caching off, block sizes may mean nothing:
-    then a manager with those that were resolved is all that is asked for. So it is where a manager is not
-    told the scheduler's. A group whose layers have several managers is for another law.
+    Every part that shows a size must show the given value. With prefix caching off, or if the manager does
+    not get the scheduler block size, it need only accept the resolved sizes. Another law judges groups whose
+    layers have several managers.
     """
     judged = 0
     resolved: dict[str, Any] = {}
@@ -77,46 +77,47 @@ def scheduler_block(runs: Runs) -> int:
         scheduler, hashed = both.values()
         sizes = group_sizes(resolved)
         words = (
-            f"a scheduler block of {scheduler} tokens, hashes every {hashed}, groups with blocks of {sizes}"
+            f"scheduler block size {scheduler}, hash block size {hashed}, and groups with block sizes {sizes}"
         )
         fits = min(scheduler, hashed) > 0 and not any(scheduler % size for size in (hashed, *sizes))
         judged += 1
         if event["op"] == "planner.block_sizes":
             if not fits:
                 raise LawBroken(
-                    "a scheduler block that is a multiple of every group's, and of what is hashed at once",
+                    "a scheduler block size that is a multiple of the hash block size and of every group's "
+                    "block size",
                     words,
                     ("resolved",),
                 )
         elif "value" in outcome:
             shown = outcome["value"]
             if not fits and arguments["enable_caching"] and shown["scheduler_block_size"] is not None:
-                raise LawBroken(f"a refusal of {words}", "a cache manager", ("accepted",))
+                raise LawBroken(f"a refusal of {words}", "a cache manager was created", ("accepted",))
             for name, size in both.items():
                 other = {place: found for place, found in (shown[name] or {}).items() if found != size}
                 if other:
                     raise LawBroken(
-                        f"{name} {size} everywhere",
+                        f"{name}={size} in every coordinator and manager",
                         ", ".join(f"{found} in {place}" for place, found in other.items()),
                         (f"{name} changed",),
                     )
         elif all(resolved[name] == size for name, size in both.items()) and not has_mixed_group(resolved):
             kind = outcome["error"]["type"]
             raise LawBroken(
-                f"a cache manager with what was resolved, {words}",
-                told(outcome),
+                f"a cache manager with the resolved {words}",
+                error_line(outcome),
                 (f"refused, {kind}",),
             )
     return judged
 
 
 def workers_agree(runs: Runs) -> int:
-    """Workers have one number of blocks, for which all have the memory, and the same groups in one order.
+    """All workers have the same number of blocks, which fits their memory, and the same groups in one order.
 
-    A block of a group is one number for all workers, so a group must have its place on each of them, be it
-    without layers there. Ranks with the same layers have as many blocks as the one with the least memory has
-    by itself. What can be grouped can be shared out to workers, unless memory does not suffice. What is wrong
-    with the plan for one worker already is for other laws.
+    A block number means the same group on all workers. So each group exists on every worker, even without
+    layers there. Ranks with the same layers get as many blocks as the rank with the least memory gets alone.
+    Layers that can be grouped can be planned for workers, unless memory is short. Other laws judge what is
+    already wrong in a plan for one worker.
     """
     judged = 0
     for event in answered(runs, "planner.workers"):
@@ -128,15 +129,15 @@ def workers_agree(runs: Runs) -> int:
         everything = set(order)
         grouping = next((e for e in before if set(e["args"]["layers"]) == everything), None)
         whole = grouping["outcome"].get("value") if grouping else None
-        # Where the layers of all cannot be grouped either, a refusal says nothing.
+        # If the layers of all workers cannot be grouped either, a refusal proves nothing.
         judged += "value" in outcome or whole is not None
         if "error" in outcome:
             kind = outcome["error"]["type"]
             if whole and (all(alone) if alike else kind in INTERNAL_ERRORS):
                 raise LawBroken(
-                    "a plan for all workers of layers that can be planned"
-                    + (", as each of them can alone" if alike else ""),
-                    told(outcome),
+                    "a plan for all workers, because their layers can be planned"
+                    + (" and each worker can be planned alone" if alike else ""),
+                    error_line(outcome),
                     (f"refused, {kind}",),
                 )
             continue
@@ -145,7 +146,7 @@ def workers_agree(runs: Runs) -> int:
             raise LawBroken(f"{len(workers)} plans, one for each worker", f"{len(found)}", ("workers",))
         blocks = [plan["num_blocks"] for plan in found]
         if len(set(blocks)) > 1:
-            raise LawBroken("one number of blocks on all workers", f"{blocks}", ("num_blocks",))
+            raise LawBroken("the same number of blocks on all workers", f"{blocks}", ("num_blocks",))
         grouped = {name for group in whole["groups"] for name in listed(group)} if whole else set()
         overdrawn = any(
             "value" in e["outcome"] and sum(e["outcome"]["value"]["tensors"]) > e["args"]["memory"]
@@ -156,21 +157,21 @@ def workers_agree(runs: Runs) -> int:
             has = sorted(name for group in plan["groups"] for name in listed(group))
             if grouped == everything and has != sorted(worker["layers"]):
                 raise LawBroken(
-                    f"a worker's own layers, {', '.join(worker['layers']) or 'none'}",
+                    f"a plan with the worker's own layers, {', '.join(worker['layers']) or 'none'}",
                     ", ".join(has) or "none",
                     ("layers",),
                 )
             if not overdrawn:
                 refuse_uncovered(plan, worker["memory"])
         refuse_other_groups(found, whole)
-        # What depends on the order of the layers is for another law.
+        # plan.order-free judges what depends on the order of the layers.
         if whole and grouping and list(grouping["args"]["layers"]) == order:
             refuse_other_pages(found, whole)
         if alike and len(alone) == len(workers) and all(alone):
             fewest = min(plan["num_blocks"] for plan in alone if plan)
             if blocks[0] != fewest:
                 raise LawBroken(
-                    f"{fewest} blocks, as the worker with the least memory has alone",
+                    f"{fewest} blocks, as many as the worker with the least memory has alone",
                     f"{blocks[0]}",
                     ("smallest",),
                 )
@@ -178,13 +179,13 @@ def workers_agree(runs: Runs) -> int:
 
 
 def refuse_other_groups(found: list[dict[str, Any]], whole: dict[str, Any] | None) -> None:
-    """Raise `LawBroken` unless the groups of all workers go together, place by place.
+    """Raise `LawBroken` unless each group is the same on all workers.
 
-    Their managers are not compared where a group of the whole model has several.
+    Managers are not compared if a group of the whole model has several.
     """
     counts = [len(plan["groups"]) for plan in found]
     if len(set(counts)) > 1:
-        raise LawBroken("as many groups on each worker", f"{counts}", ("groups",))
+        raise LawBroken("the same number of groups on all workers", f"{counts}", ("groups",))
     mixed = whole is not None and has_mixed_group(whole)
     places: dict[str, tuple[Any, ...]] = {}
     for place, groups in enumerate(zip(*(plan["groups"] for plan in found), strict=True)):
@@ -192,39 +193,40 @@ def refuse_other_groups(found: list[dict[str, Any]], whole: dict[str, Any] | Non
         sizes = {layer["spec"]["fields"]["block_size"] for group in groups for layer in group["layers"]}
         if len(managers) > 1 or len(sizes) > 1:
             raise LawBroken(
-                f"group {place} with one manager and one block size on all workers",
-                f"{', '.join(sorted(map(str, managers)))}; {sorted(sizes)} tokens",
+                f"group {place} has the same manager and block size on all workers",
+                f"managers {', '.join(sorted(map(str, managers)))} and block sizes {sorted(sizes)}",
                 ("groups",),
             )
         for layer in [layer for group in groups for layer in group["layers"]]:
             meaning = (place, layer["spec"])
             if places.setdefault(layer["name"], meaning) != meaning:
                 raise LawBroken(
-                    f"{layer['name']} with one spec in one group on all workers that have it",
+                    f"{layer['name']} has the same spec and group on all workers that have it",
                     f"{places[layer['name']]} and {meaning}",
                     ("groups",),
                 )
 
 
 def refuse_other_pages(found: list[dict[str, Any]], whole: dict[str, Any]) -> None:
-    """Raise `LawBroken` if a layer has other pages on a worker than in the groups of all layers."""
+    """Raise `LawBroken` if the page size of a layer on a worker differs from that in the whole model."""
     layers = [layer for group in whole["groups"] for layer in group["layers"]]
     pages = {layer["name"]: layer["spec"]["page_size_bytes"] for layer in layers}
     for layer in [layer for plan in found for group in plan["groups"] for layer in group["layers"]]:
         name, page = layer["name"], layer["spec"]["page_size_bytes"]
         if page != pages.get(name, page):
             raise LawBroken(
-                f"pages of {pages[name]} bytes for {name}, as where all layers are grouped",
+                f"a page size of {pages[name]} bytes for {name}, as in the plan of the whole model",
                 f"{page} bytes",
                 ("pages",),
             )
 
 
 def reports_agree(runs: Runs) -> int:
-    """All who are asked tell the same, with the groups in any order, and it follows from the plan.
+    """All reports of capacity agree, in any order of the groups, and follow from the plan.
 
-    That is: as many requests as the plan has blocks for, with or without the null block counted, and as many
-    tokens as those have. Blocks for sinks are set aside once for all requests; their plans are only compared.
+    The concurrency is the number of requests that the plan has blocks for, with or without the null block.
+    The token capacity is what these requests hold. Blocks for sinks are reserved once for all requests, so
+    plans with sinks are only compared with each other.
     """
     judged = 0
     first: tuple[Any, ...] | None = None
@@ -233,7 +235,11 @@ def reports_agree(runs: Runs) -> int:
         if "value" not in event["outcome"]:
             if event["args"]["memory"] in planned:
                 kind = event["outcome"]["error"]["type"]
-                raise LawBroken("a report, as there is a plan", told(event["outcome"]), (f"refused, {kind}",))
+                raise LawBroken(
+                    "a report of the capacity, because there is a plan",
+                    error_line(event["outcome"]),
+                    (f"refused, {kind}",),
+                )
             continue
         arguments, answer = event["args"], event["outcome"]["value"]
         reports = answer["told"]
@@ -241,19 +247,18 @@ def reports_agree(runs: Runs) -> int:
         [view, one], *others = reports.items()
         for other_view, other in others:
             if other != one:
-                raise LawBroken(
-                    f"{one}, as the {view} tells, from the {other_view}, too", f"{other}", ("views",)
-                )
+                raise LawBroken(f"the {other_view} reports {one}, like the {view}", f"{other}", ("views",))
         meaning = (answer["num_blocks"], sorted(answer["blocks_per_request"]), one)
         if first is not None and meaning != first:
-            raise LawBroken(f"{first[2]} with the groups in any order", f"{one} backwards", ("order",))
+            raise LawBroken(f"{first[2]} in any order of the groups", f"{one} in reverse order", ("order",))
         first = meaning
         length, blocks = arguments["max_model_len"], answer["num_blocks"]
         needed, concurrency = sum(answer["blocks_per_request"]), one["max_concurrency"]
         tokens = one.get("num_tokens")
         if tokens is not None and abs(tokens - concurrency * length) > 1:
             raise LawBroken(
-                f"{concurrency * length:g} tokens, those of {concurrency:g} requests of {length}",
+                f"a capacity of {concurrency * length:g} tokens, for {concurrency:g} requests of {length} "
+                "tokens",
                 f"{tokens}",
                 ("tokens",),
             )
@@ -261,7 +266,8 @@ def reports_agree(runs: Runs) -> int:
         least, most = (blocks - 1) / needed - 1e-6, blocks / needed + 1e-6
         if not sinks and not least <= concurrency <= most:
             raise LawBroken(
-                f"{least:.2f} to {most:.2f} requests, each with {needed} of {blocks} blocks",
+                f"a concurrency of {least:.2f} to {most:.2f}, with {needed} of {blocks} blocks for each "
+                "request",
                 f"{concurrency:.2f}",
                 ("concurrency",),
             )
@@ -269,9 +275,9 @@ def reports_agree(runs: Runs) -> int:
 
 
 def enough_memory(runs: Runs) -> int:
-    """With memory for as many blocks as one request holds, and the null block, a plan is made.
+    """Memory for the blocks of one request and the null block is enough for a plan.
 
-    How large a block is in all layers follows from how many there are in other memory.
+    The bytes of a block in all layers follow from the number of blocks in a larger memory.
     """
     capacities = [event for event in answered(runs, "planner.capacity") if "value" in event["outcome"]]
     judged = 0
@@ -284,15 +290,16 @@ def enough_memory(runs: Runs) -> int:
         judged += 1
         if "error" in event["outcome"]:
             raise LawBroken(
-                f"a plan, as {given} bytes hold the {needed} blocks of one request and the null block",
-                told(event["outcome"]),
+                f"a plan, because {given} bytes hold {needed} blocks: those of one request and the null "
+                "block",
+                error_line(event["outcome"]),
                 (mix(event["args"]["layers"]),),
             )
     return judged
 
 
 def constructible(runs: Runs) -> int:
-    """A model with one layer of a registered class gets its manager, with caching or at least without."""
+    """A model with one layer of a registered class gets a cache manager, at least without prefix caching."""
     attempts = [
         event
         for events in runs
@@ -303,8 +310,8 @@ def constructible(runs: Runs) -> int:
     if attempts and not any(e["op"] == "planner.construct" and "value" in e["outcome"] for e in attempts):
         outcome = refused[-1]["outcome"]
         raise LawBroken(
-            f"a cache manager for a layer with a {mix(refused[-1]['args']['layers'])}, which is registered",
-            told(outcome),
+            f"a cache manager for a layer with the registered {mix(refused[-1]['args']['layers'])}",
+            error_line(outcome),
             (outcome["error"]["type"],),
         )
     return min(1, len(attempts))
@@ -314,11 +321,10 @@ CONSTRUCTIBLE = Law(
     id="registry.constructible",
     level=Level.SAFETY,
     statement=(
-        "Every registered pair of spec and manager can be built the way an engine builds it, with every "
-        "keyword it passes and the block sizes that are resolved for it: with prefix caching on, or at "
-        "least off."
+        "The manager of every registered spec can be built as an engine builds it, with all of its keyword "
+        "arguments and the resolved block sizes, at least with prefix caching off."
     ),
-    why="A model with such a layer does not start.",
+    why="Otherwise a model with such a layer does not start.",
     sources=("vLLM PR 37505", "vLLM RFC 36668"),
     workload="deployments.managers",
     check=constructible,
@@ -329,11 +335,10 @@ LAWS = [
         id="plan.lcm-bounded",
         level=Level.ROBUSTNESS,
         statement=(
-            "Making pages equal does not raise the scheduler block size beyond twice the least common "
-            "multiple of the layers' own block sizes without saying so: a warning, or a line of the log that "
-            "is shown by default, tells the size."
+            "If equal page sizes raise the scheduler block size above twice the least common multiple of the "
+            "layers' block sizes, a warning or a log line at the default level says the size."
         ),
-        why="Cache hits become so coarse that there are none, and nobody knows why.",
+        why="Prefix hits become so coarse that there are almost none, and users do not see why.",
         sources=("vLLM issue 54458",),
         workload="deployments.sizes",
         check=lcm_bounded,
@@ -342,11 +347,13 @@ LAWS = [
         id="plan.scheduler-block",
         level=Level.SAFETY,
         statement=(
-            "The scheduler block size that is resolved is a multiple of the hash block size and of every "
-            "group's block size; with prefix caching, anything else is refused at construction; the value "
-            "reaches every coordinator and manager unchanged."
+            "The resolved scheduler block size is a multiple of the hash block size and of every group's "
+            "block size, and reaches every coordinator and manager unchanged; with prefix caching, a cache "
+            "manager refuses any other size."
         ),
-        why="Hits end within a block of some group, the rest of which holds something else.",
+        why=(
+            "Otherwise a hit ends within a block of some group, and the rest of the block holds other tokens."
+        ),
         sources=("vLLM PR 37505",),
         workload="deployments.sizes",
         check=scheduler_block,
@@ -355,10 +362,11 @@ LAWS = [
         id="plan.workers-agree",
         level=Level.SAFETY,
         statement=(
-            "Plans for several workers (stages of a pipeline, ranks with other memory) have one number of "
-            "blocks, the smallest, and the same groups in the same order; each has room for its layers."
+            "Plans for several workers, for example pipeline stages or ranks with different memory, have the "
+            "same number of blocks, the smallest of all, and the same groups in the same order, and each "
+            "plan fits its worker's memory."
         ),
-        why="A block that the scheduler hands out lies outside some worker's memory, or means another group.",
+        why="Otherwise an allocated block lies outside a worker's memory, or belongs to another group there.",
         sources=("vLLM PR 37505",),
         workload="deployments.workers",
         check=workers_agree,
@@ -367,10 +375,10 @@ LAWS = [
         id="plan.reports-agree",
         level=Level.SAFETY,
         statement=(
-            "Concurrency and token capacity are reported of each plan, follow from its blocks, do not depend "
-            "on the order of the groups, and are the same whoever is asked."
+            "The concurrency and token capacity of each plan are reported, follow from its blocks, do not "
+            "depend on the order of the groups, and are the same in every report."
         ),
-        why="Whoever sizes a deployment by them gets one that holds fewer requests, or pays for too much.",
+        why="A deployment that is sized by a wrong report holds fewer requests, or costs too much.",
         sources=("vLLM PR 48317", "vLLM issue 40691"),
         workload="deployments.capacity",
         check=reports_agree,
@@ -379,10 +387,10 @@ LAWS = [
         id="plan.enough-memory",
         level=Level.SAFETY,
         statement=(
-            "Memory for all blocks that one request of the longest length holds, and for the null block, is "
-            "enough for a plan."
+            "Memory for the blocks of one request of the maximum length, and for the null block, is enough "
+            "for a plan."
         ),
-        why="An engine does not start although what it is asked for fits.",
+        why="Otherwise an engine refuses to start although the longest request fits.",
         sources=("the engine contract",),
         workload="deployments.capacity",
         check=enough_memory,

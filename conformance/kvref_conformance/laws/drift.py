@@ -1,4 +1,4 @@
-"""Laws of a plugin and the implementation it plugs into, where the two are released apart."""
+"""Laws of drift: a plugin still fits the implementation that it extends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 
 def answers_to(runs: Runs, operation: str) -> list[Any]:
-    """What the operation answered, each time that it did."""
+    """The answers of all calls of the operation that returned."""
     outcomes = [event["outcome"] for run in runs for event in run if event["op"] == operation]
     return [outcome["value"] for outcome in outcomes if "value" in outcome]
 
 
 def takes(parameters: list[dict[str, Any]], call: dict[str, Any]) -> bool:
-    """Whether a method with these parameters can be called this way."""
+    """Whether a method with these parameters accepts the call."""
     signature = inspect.Signature(
         [
             inspect.Parameter(
@@ -34,14 +34,16 @@ def takes(parameters: list[dict[str, Any]], call: dict[str, Any]) -> bool:
     return True
 
 
-def told(call: dict[str, Any]) -> str:
-    """A way of calling, in words."""
+def call_in_words(call: dict[str, Any]) -> str:
+    """The arguments of a call, in words."""
     keywords = ", ".join(call["keywords"])
-    return f"{call['positional']} arguments by position" + (f" and {keywords} by keyword" if keywords else "")
+    return f"{call['positional']} positional arguments" + (
+        f" and the keywords {keywords}" if keywords else ""
+    )
 
 
 def signature(runs: Runs) -> int:
-    """Each call that an overridden method takes must be one that the override takes."""
+    """An override accepts every call that the overridden method accepts in the implementation's own code."""
     calls = [call for answer in answers_to(runs, "drift.calls") for call in answer]
     judged = 0
     wrong: dict[str, tuple[str, str]] = {}
@@ -50,21 +52,24 @@ def signature(runs: Runs) -> int:
         of = f"{override['core_class']}.{name}"
         if core_kind == "property" and kind.endswith("method"):
             judged += 1
-            wrong[name] = f"{of} is a property, and so is what overrides it", f"a {kind}"
+            wrong[name] = f"the override of {of} is a property like the original", f"a {kind}"
         if core_kind in ("class method", "static method") and kind == "method":
             judged += 1
-            wrong[name] = f"{of} is a {core_kind}, and so is what overrides it", "a method of instances"
+            wrong[name] = f"the override of {of} is a {core_kind} like the original", "an instance method"
         if override["parameters"] is None or override["core_parameters"] is None or name in wrong:
             continue
         for call in (call for call in calls if call["name"] == name):
             if not takes(override["core_parameters"], call):
-                continue  # a call of something else that has the same name
+                continue  # a call of another method with the same name
             judged += 1
             if not takes(override["parameters"], call):
                 has = ", ".join(p["name"] for p in override["parameters"])
                 wrong.setdefault(
                     name,
-                    (f"{name} takes what {call['place']} calls {of} with: {told(call)}", f"{name}({has})"),
+                    (
+                        f"the override of {of} accepts the call in {call['place']}, {call_in_words(call)}",
+                        f"{name}({has})",
+                    ),
                 )
     if wrong:
         raise LawBroken(
@@ -76,7 +81,7 @@ def signature(runs: Runs) -> int:
 
 
 def hook_reached(runs: Runs) -> int:
-    """What is reached on a stock class is reached on a class that derives from it and changes nothing."""
+    """An attribute that is reached on a stock class is also reached on a subclass that changes nothing."""
     answers = answers_to(runs, "drift.reached")
     if len(answers) < 2:
         return 0
@@ -84,15 +89,15 @@ def hook_reached(runs: Runs) -> int:
     missed = tuple(name for name in on_stock if name not in on_derived)
     if missed:
         raise LawBroken(
-            f"{', '.join(missed)} reached on a derived class, as on the stock class",
-            f"reached there: {', '.join(on_derived) or 'nothing'}",
+            f"{', '.join(missed)} reached on the subclass, as on the stock class",
+            f"only {', '.join(on_derived) or 'nothing'} reached",
             missed,
         )
     return len(on_stock)
 
 
 def patch_target(runs: Runs) -> int:
-    """What a plugin replaces must exist without the plugin, and nobody may go on with the original."""
+    """A name that a plugin replaces exists without the plugin, and no module keeps using the original."""
     replaced, present = answers_to(runs, "drift.replaced"), answers_to(runs, "drift.present")
     if not replaced or not present:
         return 0
@@ -107,13 +112,13 @@ def patch_target(runs: Runs) -> int:
     for one, exists in zip(replaced[0], present[0], strict=False):
         if not exists and not is_read.get(one["name"], True):
             wrong[f"{one['name']} missing"] = (
-                f"{one['name']}, which is replaced by {one['by']}, exists without the plugin",
-                "it does not, and nothing reads it",
+                f"{one['name']}, which {one['by']} replaces, exists without the plugin",
+                "it does not exist, and nothing reads it",
             )
         if exists and one["stale"]:
             wrong[f"{one['name']} stale"] = (
-                f"{one['name']} is {one['by']} wherever it is used",
-                f"the original is still used as {', '.join(one['stale'])}",
+                f"{one['by']} replaces {one['name']} everywhere",
+                f"the original is still in use as {', '.join(one['stale'])}",
             )
     if wrong:
         raise LawBroken(
@@ -125,7 +130,7 @@ def patch_target(runs: Runs) -> int:
 
 
 def hook_once(runs: Runs) -> int:
-    """Follow the count of hook runs through look-ups and initialisations."""
+    """The platform hook runs once for each initialisation and not again for look-ups."""
     judged = 0
     for events in runs:
         count = 0
@@ -137,14 +142,16 @@ def hook_once(runs: Runs) -> int:
                 name = event["args"]["spec"]["class"]
                 if answers.setdefault(name, event["outcome"]) != event["outcome"]:
                     raise LawBroken(
-                        f"{name} looked up as {answers[name]} after another initialisation, as before",
+                        f"the look-up of {name} returns {answers[name]}, as before the second initialisation",
                         f"{event['outcome']}",
                         ("changed",),
                     )
             if event["op"] == "registry.initialise" and "error" in event["outcome"]:
                 error = event["outcome"]["error"]
                 raise LawBroken(
-                    "initialising again is harmless" if initialised or answers else "initialising succeeds",
+                    "a second initialisation succeeds"
+                    if initialised or answers
+                    else "initialisation succeeds",
                     f"{error['type']}: {error['message']}",
                     ("refused",),
                 )
@@ -158,15 +165,15 @@ def hook_once(runs: Runs) -> int:
                 judged += 1
                 if count == 0:
                     raise LawBroken(
-                        "the platform's hook runs before anything asks for a spec's manager",
-                        "it had not run when the first look-up was answered",
+                        "the platform hook runs before the first look-up of a spec's manager",
+                        "it had not run when the first look-up returned",
                         ("late",),
                     )
                 may_run = "registry.initialise" in kinds or not initialised
                 if ran > int(may_run):
                     raise LawBroken(
-                        "the platform's hook runs once for an initialisation, and not for look-ups after it",
-                        f"it ran {ran} times in {', '.join(e['op'] for e in since)}",
+                        "the platform hook runs once for each initialisation, and not for look-ups after it",
+                        f"it ran {ran} times during {', '.join(e['op'] for e in since)}",
                         ("again",),
                     )
                 initialised = True
@@ -175,22 +182,25 @@ def hook_once(runs: Runs) -> int:
 
 
 def stock_untouched(runs: Runs) -> int:
-    """Compare what two processes answered, one with the plugin and one without."""
+    """A process with the plugin and a process without it return the same for stock specs."""
     if len(runs) < 2:
         return 0
     judged = 0
     for event, without in zip(*runs, strict=False):
-        told_with, told_without = event["outcome"], without["outcome"]
+        with_plugin, without_plugin = event["outcome"], without["outcome"]
         judged += 1
-        if "error" in told_with and "error" in told_without:
-            continue  # the messages may name places in memory
-        if told_with != told_without:
-            changed, before = told_with.get("value", told_with), told_without.get("value", told_without)
+        if "error" in with_plugin and "error" in without_plugin:
+            continue  # the messages may contain memory addresses
+        if with_plugin != without_plugin:
+            changed, before = (
+                with_plugin.get("value", with_plugin),
+                without_plugin.get("value", without_plugin),
+            )
             if isinstance(changed, dict) and isinstance(before, dict):
                 names = [n for n in {**before, **changed} if before.get(n, "-") != changed.get(n, "-")]
                 changed, before = ({n: one.get(n, "absent") for n in names} for one in (changed, before))
             raise LawBroken(
-                f"{event['op']} answers {before} as it does without the plugin", f"{changed}", (event["op"],)
+                f"{event['op']} returns {before}, as without the plugin", f"{changed}", (event["op"],)
             )
     return judged
 
@@ -200,10 +210,13 @@ LAWS = [
         id="registry.hook-once",
         level=Level.SAFETY,
         statement=(
-            "The platform hook runs once per initialisation, before anything asks for a spec's manager, and "
-            "initialising twice is harmless."
+            "The platform hook runs once for each initialisation, before the first look-up of a spec's "
+            "manager, and a second initialisation changes nothing."
         ),
-        why="A layer of a vendor's spec is refused, or managed by stock rules, depending on who asked first.",
+        why=(
+            "Otherwise a vendor's layer is refused or gets a stock manager, depending on which look-up came "
+            "first."
+        ),
         sources=("vLLM PR 37505",),
         workload="drift.hook",
         check=hook_once,
@@ -211,11 +224,8 @@ LAWS = [
     Law(
         id="registry.stock-untouched",
         level=Level.SAFETY,
-        statement=(
-            "Loading a plugin leaves look-ups of stock specs, their pages, copies and merges as they were "
-            "(differential: with and without it)."
-        ),
-        why="A model that needs nothing of the plugin is served differently because it is installed.",
+        statement=("Loading a plugin does not change the look-ups, pages, copies and merges of stock specs."),
+        why="Otherwise a model that does not use the plugin is served differently because it is installed.",
         sources=("vLLM RFC 36668",),
         workload="drift.stock",
         check=stock_untouched,
@@ -224,10 +234,10 @@ LAWS = [
         id="drift.hook-reached",
         level=Level.SAFETY,
         statement=(
-            "An attribute a plugin's class overrides is reached on a derived class wherever the workload "
-            "reaches it on the stock parent."
+            "If an engine reaches an attribute of a stock class, it also reaches a plugin's override of it "
+            "on a subclass."
         ),
-        why="The engine goes on with stock behaviour for a vendor's layers, and nobody is told.",
+        why="Otherwise the engine keeps stock behaviour for a vendor's layers, and no error is raised.",
         sources=("vLLM RFC 36668",),
         workload="drift.reach",
         check=hook_reached,
@@ -236,10 +246,10 @@ LAWS = [
         id="drift.signature",
         level=Level.SAFETY,
         statement=(
-            "Overridden methods accept what the base is called with in the implementation's own code, by "
-            "keyword and by position."
+            "A plugin's override accepts the positional and keyword arguments of every call of the method in "
+            "the implementation's own code."
         ),
-        why="The first request that needs the method ends the engine with a TypeError.",
+        why="Otherwise the first request that needs the method ends the engine with a TypeError.",
         sources=("vLLM RFC 36668",),
         workload="drift.signatures",
         check=signature,
@@ -248,10 +258,10 @@ LAWS = [
         id="drift.patch-target",
         level=Level.SAFETY,
         statement=(
-            "Every name of the implementation that a plugin replaces still exists, and its replacement is "
-            "the one in use."
+            "Every name of the implementation that a plugin replaces still exists, and the replacement is in "
+            "use everywhere."
         ),
-        why="A patch that lands nowhere leaves stock behaviour in place, and nobody is told.",
+        why="If a patch misses its target, stock behaviour stays and no error is raised.",
         sources=("vLLM RFC 36668",),
         workload="drift.patches",
         check=patch_target,

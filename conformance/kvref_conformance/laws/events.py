@@ -1,4 +1,4 @@
-"""Laws of events: what others are told of the prefix cache."""
+"""Laws of KV events: what a router learns about the prefix cache."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def replay(runs: Runs) -> int:
-    """Who follows the events, and counts, knows what can be found."""
+    """Counting the stored, removed and cleared events gives exactly the keys in the index."""
     judged = 0
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for step in steps(runs[0], "cache.create", "cache.take_events"):
         if step.op == "cache.create":
-            told = Counter()
+            counts = Counter()
         if step.op != "cache.take_events" or not step.done:
             continue
         for event in step.value:
-            count(told, event)
+            count(counts, event)
         state = step.after or step.before
         if state is None:
             continue
         judged += bool(state["found"])
-        if told.keys() == state["found"].keys():
+        if counts.keys() == state["found"].keys():
             continue
-        # Releases that tell no group have one name for what all groups have of some content.
+        # Releases without a group in their events have one name for the same content in all groups.
         with_group = all("group" in event for event in step.value if event["what"] != "cleared")
-        known = set(told) if with_group else {name.partition("/")[0] for name in told}
+        known = set(counts) if with_group else {name.partition("/")[0] for name in counts}
         found = set(state["found"]) if with_group else {name.partition("/")[0] for name in state["found"]}
         if unknown := sorted(found - known):
             raise LawBroken(
-                f"all that can be found known to who follows the events: {sorted(found)}",
-                f"{unknown} never stored, or removed",
+                f"the events leave all keys of the index stored: {sorted(found)}",
+                f"{unknown} were never stored, or removed",
                 ("not told",),
             )
         if gone := sorted(known - found):
             raise LawBroken(
-                f"nothing known to who follows the events but what can be found: {sorted(found)}",
-                f"{gone} never removed",
+                f"the events leave only keys of the index stored: {sorted(found)}",
+                f"{gone} were never removed",
                 ("promised",),
             )
     return judged
 
 
-def count(told: Counter[str], event: dict[str, Any]) -> None:
-    """Follow one event."""
+def count(counts: Counter[str], event: dict[str, Any]) -> None:
+    """Apply one event to the counts."""
     if event["what"] == "cleared":
-        told.clear()
+        counts.clear()
         return
     names = [f"{each}/{event.get('group', '')}" for each in event["hashes"]]
     for name in names:
         if event["what"] == "stored":
-            told[name] += 1
-        elif told[name] > 1:
-            told[name] -= 1
-        elif told[name] == 1:
-            del told[name]
+            counts[name] += 1
+        elif counts[name] > 1:
+            counts[name] -= 1
+        elif counts[name] == 1:
+            del counts[name]
         else:
-            raise LawBroken(f"{name} stored before it is removed", f"{event}", ("removed",))
+            raise LawBroken(f"{name} is stored before it is removed", f"{event}", ("removed",))
 
 
 def metadata(runs: Runs) -> int:
-    """An event says of what it stores what is so."""
+    """A stored event has the block size, number of tokens and group of the plan."""
     judged = 0
     for step in steps(runs[0], "cache.take_events"):
         if not step.done:
@@ -83,13 +83,13 @@ def judge_stored(event: dict[str, Any], groups: list[Any], state: State | None) 
         raise LawBroken(f"a group below {len(groups)}", f"{event}", ("group",))
     hashes, size = len(event["hashes"]), event.get("block_size")
     if size is not None and size not in sizes and not (hashes == 1 and size < max(sizes)):
-        raise LawBroken(f"block_size {sorted(sizes)} of the group", f"{event}", ("block size",))
+        raise LawBroken(f"the group's block_size, one of {sorted(sizes)}", f"{event}", ("block size",))
     if size is not None and "tokens" in event and len(event["tokens"]) != hashes * size:
         raise LawBroken(f"{hashes * size} tokens for {hashes} blocks of {size}", f"{event}", ("tokens",))
 
 
 def content(runs: Runs) -> int:
-    """An event says which tokens are in its blocks, and behind which block they come."""
+    """A stored event has the tokens of its blocks, and the parent of the first block."""
     judged = 0
     ends: dict[str, list[int]] = {}
     for step in steps(runs[0], "cache.create", "cache.lookup", "cache.take_events"):
@@ -100,18 +100,18 @@ def content(runs: Runs) -> int:
             for place, name in enumerate(step.value["hashes"]):
                 ends[name] = tokens[: (place + 1) * size]
         elif step.op == "cache.take_events" and step.done:
-            # Blocks of several hashes have a name of their own in some releases.
+            # In some releases, blocks that span several hashes have a hash of their own.
             size = step.cache.arguments["hash_block_size"]
-            told = [event for event in step.value if event["what"] == "stored"]
-            judged += sum(judge_content(event, ends) for event in told if event.get("block_size") == size)
+            stored = [event for event in step.value if event["what"] == "stored"]
+            judged += sum(judge_content(event, ends) for event in stored if event.get("block_size") == size)
     return judged
 
 
 def judge_content(event: dict[str, Any], ends: dict[str, list[int]]) -> int:
-    """What is told of hashes that requests have; how many these are."""
+    """Judge the hashes of an event that a request has, and return their number."""
     size, tokens = event["block_size"], event.get("tokens", ())
     names = event["hashes"]
-    # How many tokens there are is for another law.
+    # events.metadata judges the number of tokens.
     if len(tokens) != len(names) * size:
         return 0
     judged = 0
@@ -120,17 +120,19 @@ def judge_content(event: dict[str, Any], ends: dict[str, list[int]]) -> int:
             continue
         judged += 1
         before, own = ends[name][:-size], ends[name][-size:]
-        if (said := tokens[place * size : (place + 1) * size]) != own:
+        if (reported := tokens[place * size : (place + 1) * size]) != own:
             raise LawBroken(
-                f"tokens {own} in {name}, as a request with that hash has", f"{said}", ("tokens told",)
+                f"tokens {own} in block {name}, as in the request with that hash",
+                f"{reported}",
+                ("tokens told",),
             )
         if not place and "parent" not in event:
             continue
         parent = names[place - 1] if place else event["parent"]
         if (parent is not None and parent not in ends) or ends.get(parent or "", []) != before:
             raise LawBroken(
-                f"{name} behind the {len(before)} tokens that come before it",
-                f"behind {parent}, which is {ends.get(parent, 'of no request') if parent else 'nothing'}",
+                f"the parent of block {name} is the block of the {len(before)} tokens before it",
+                f"{parent}, with the tokens {ends.get(parent, 'of no request') if parent else 'of no block'}",
                 ("parent told",),
             )
     return judged
@@ -141,10 +143,10 @@ LAWS = [
         id="events.replay",
         level=Level.SAFETY,
         statement=(
-            "Whoever follows the events of blocks stored, removed and cleared, and counts, knows at "
-            "every time exactly what can be found."
+            "Counting the stored, removed and cleared events gives, at any time, exactly the keys that a "
+            "look-up can find."
         ),
-        why="Routers send requests to where their prefix is said to be.",
+        why="Routers send requests to the engine that has their prefix according to its events.",
         sources=("vLLM's KV events",),
         workload="cache.machine",
         check=replay,
@@ -152,8 +154,8 @@ LAWS = [
     Law(
         id="events.metadata",
         level=Level.SAFETY,
-        statement="Block size, number of tokens and group in an event are those of the plan.",
-        why="Who follows the events takes them for the content of other blocks.",
+        statement="The block size, the number of tokens and the group in an event are those of the plan.",
+        why="Otherwise a router takes the tokens for the content of other blocks.",
         sources=("vLLM's KV events",),
         workload="cache.machine",
         check=metadata,
@@ -162,11 +164,13 @@ LAWS = [
         id="events.content",
         level=Level.SAFETY,
         statement=(
-            "An event of stored blocks tells for each hash the tokens that a request with this hash has "
-            "there, and as parent the hash of the block before the first one. Judged are blocks of "
-            "`hash_block_size` tokens."
+            "A stored event has, for each hash of a block of `hash_block_size` tokens, the tokens of the "
+            "request with this hash, and as parent the hash of the block before the first one."
         ),
-        why="Routers build their trees of prefixes of it, and look for a prompt in the wrong place.",
+        why=(
+            "Routers build their prefix trees from these events, and would look for a prompt in the wrong "
+            "place."
+        ),
         sources=("vLLM PR 30544", "vLLM issue 44451", "vllm-ascend issue 12002"),
         workload="cache.machine",
         check=content,

@@ -1,4 +1,4 @@
-"""Laws of block hashes: what the name of a block says about the KV in it."""
+"""Laws of block hashes: equal hashes mean equal content."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 Hashed = tuple[dict[str, Any], int, str]
-"""A content, a number of tokens, and the hash of as many of its tokens."""
+"""A content, a number of tokens, and the hash of that many of its tokens."""
 
 
 def hashed(events: list[Event]) -> list[list[Hashed]]:
-    """For each request hashed, what its hashes are of."""
+    """For each hashed request, the content and length of each of its hashes."""
     answered = [
         event for event in events if event["op"] == "hashing.block_hashes" and "value" in event["outcome"]
     ]
@@ -25,7 +25,7 @@ def hashed(events: list[Event]) -> list[list[Hashed]]:
 
 
 def sources(content: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """What the KV at each position is computed from: a token, an item's embedding, an embedding."""
+    """The source of the KV at each position: a token, the embedding of an item, or an embedding."""
     found: list[tuple[Any, ...]] = [("token", token) for token in content["tokens"]]
     for item in content.get("items", []):
         mask = item["is_embed"] or [True] * item["length"]
@@ -38,7 +38,7 @@ def sources(content: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def difference(first: dict[str, Any], other: dict[str, Any], tokens: int) -> tuple[str, str] | None:
-    """In what the KV of so many tokens differs: in short, and in words. None if in nothing."""
+    """The first difference of two contents within `tokens`, as a facet and in words, or None."""
     for name in ("adapter", "salt"):
         values = first.get(name), other.get(name)
         if values[0] != values[1]:
@@ -52,7 +52,7 @@ def difference(first: dict[str, Any], other: dict[str, Any], tokens: int) -> tup
 
 
 def injective(runs: Runs) -> int:
-    """Requests with equal hashes have the same content as far as the hashes go."""
+    """Equal hashes mean equal content up to the end of the hashed tokens."""
     entries = [entry for request in hashed(runs[0]) for entry in request]
     judged = 0
     for place, (content, tokens, one) in enumerate(entries):
@@ -69,15 +69,15 @@ def injective(runs: Runs) -> int:
             judged += 1
             if one == two:
                 raise LawBroken(
-                    f"different hashes of different content: {differing[1]}",
-                    f"the same hash {one[:16]} of {other_tokens} and {tokens} tokens",
+                    f"different hashes for different content: {differing[1]}",
+                    f"the same hash {one[:16]} for {other_tokens} and {tokens} tokens",
                     (differing[0],),
                 )
     return judged
 
 
 def written(content: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """Whatever of a content begins within so many tokens, as it was given."""
+    """The part of a content that begins within its first tokens, as it was given."""
     return {
         "tokens": content["tokens"][:tokens],
         "adapter": content.get("adapter"),
@@ -92,7 +92,7 @@ def written(content: dict[str, Any], tokens: int) -> dict[str, Any]:
 
 
 def shared(runs: Runs) -> int:
-    """Requests that begin alike, item for item, have equal hashes as far as they do."""
+    """Equal content up to a boundary gives equal hashes up to it."""
     requests = hashed(runs[0])
     judged = 0
     for place, request in enumerate(requests):
@@ -110,8 +110,8 @@ def shared(runs: Runs) -> int:
                         if content.get(name) != other_content.get(name)
                     ]
                     raise LawBroken(
-                        f"one hash of the same {tokens} tokens, whatever comes behind them",
-                        f"the hashes {two[:16]} and {one[:16]} of requests that differ elsewhere, in "
+                        f"the same hash for the same {tokens} tokens, whatever comes after them",
+                        f"the hashes {two[:16]} and {one[:16]}, for requests that differ elsewhere, in "
                         + (", ".join(rest) or "nothing"),
                         tuple(rest[:1]) or ("same",),
                     )
@@ -119,7 +119,7 @@ def shared(runs: Runs) -> int:
 
 
 def granularity(runs: Runs) -> int:
-    """The key of a block is the chain hash at its end."""
+    """The hash of a block is the chain hash at the end of the block."""
     chains: dict[int, list[str]] = {}
     judged = 0
     for event in runs[0]:
@@ -136,15 +136,15 @@ def granularity(runs: Runs) -> int:
                 judged += 1
                 if [key] != at_end:
                     raise LawBroken(
-                        f"the hash at {end} tokens, {at_end[0][:16] if at_end else 'which there is none'}, "
-                        f"as the key of block {place} of {block_size} tokens",
+                        f"the block hash of block {place} of {block_size} tokens is the chain hash at {end} "
+                        f"tokens, {at_end[0][:16] if at_end else 'which does not exist'}",
                         key[:16],
                     )
     return judged
 
 
 def stable_across_processes(runs: Runs) -> int:
-    """Another process computes the same hashes of the same content."""
+    """Two processes compute the same hashes for the same content."""
     if len(runs) < 2:
         return 0
     judged = 0
@@ -155,14 +155,14 @@ def stable_across_processes(runs: Runs) -> int:
             judged += 1
             if one != two:
                 raise LawBroken(
-                    f"in every process the same hash of the same {tokens} tokens",
-                    f"{one[:16]} in one, {two[:16]} in another",
+                    f"the same hash for the same {tokens} tokens in every process",
+                    f"{one[:16]} in one process, {two[:16]} in another",
                 )
     return judged
 
 
 def total(runs: Runs) -> int:
-    """What the target says it takes has hashes."""
+    """Every content that the target accepts can be hashed."""
     judged = 0
     for event in runs[0]:
         if event["op"] == "hashing.block_hashes" and "died" not in event["outcome"]:
@@ -171,7 +171,7 @@ def total(runs: Runs) -> int:
                 content = event["args"]["content"]
                 given = [name for name in ("adapter", "salt", "items", "embeddings") if content.get(name)]
                 raise LawBroken(
-                    f"hashes of {len(content['tokens'])} tokens, with {', '.join(given) or 'nothing else'}",
+                    f"hashes for {len(content['tokens'])} tokens with {', '.join(given) or 'nothing else'}",
                     f"{error['type']}: {error['message']}",
                     (error["type"],),
                 )
@@ -182,8 +182,8 @@ LAWS = [
     Law(
         id="hash.total",
         level=Level.SAFETY,
-        statement="Whatever content the target says it takes has hashes.",
-        why="An engine that has started dies at some request.",
+        statement="Every kind of content that the target declares can be hashed.",
+        why="An exception there ends a running engine at some request.",
         sources=("vLLM's design of prefix caching",),
         workload="contents.pairs",
         check=total,
@@ -192,10 +192,13 @@ LAWS = [
         id="hash.injective",
         level=Level.SAFETY,
         statement=(
-            "Equal block hashes up to a boundary mean equal KV content up to it: tokens, adapters, salts, "
-            "multimodal items, embeddings and where they are, whatever the target takes."
+            "Equal block hashes mean equal content up to the end of the block: the same tokens, adapter, "
+            "salt, multimodal items and embeddings, at the same positions."
         ),
-        why="A request is given the KV of another one's content, and answers about what it was never shown.",
+        why=(
+            "Otherwise a request reads the KV of other content, and answers about a prompt it was never "
+            "shown."
+        ),
         sources=("vLLM's design of prefix caching",),
         workload="contents.pairs",
         check=injective,
@@ -203,8 +206,8 @@ LAWS = [
     Law(
         id="hash.shared",
         level=Level.ROBUSTNESS,
-        statement="Equal content up to a boundary gives equal hashes, whatever comes behind it.",
-        why="What is in the cache is not found, and is computed again.",
+        statement="Equal content up to the end of a block gives equal block hashes, whatever comes after it.",
+        why="Otherwise look-ups miss cached blocks, and their tokens are computed again.",
         sources=("vLLM's design of prefix caching",),
         workload="contents.pairs",
         check=shared,
@@ -213,10 +216,13 @@ LAWS = [
         id="hash.granularity",
         level=Level.SAFETY,
         statement=(
-            "The key of block i of size B is the chain hash at (i+1)B tokens, for every hash block size that "
-            "divides B."
+            "The hash of block i of block size B is the chain hash at (i+1)B tokens, for every hash block "
+            "size that divides B."
         ),
-        why="Groups with different block sizes find blocks that end elsewhere, or hold other content.",
+        why=(
+            "Otherwise groups with different block sizes find blocks that end elsewhere or hold other "
+            "content."
+        ),
         sources=("vLLM's design of prefix caching",),
         workload="contents.sizes",
         check=granularity,
@@ -224,8 +230,8 @@ LAWS = [
     Law(
         id="hash.stable-across-processes",
         level=Level.SAFETY,
-        statement="With the seed the target documents, two processes compute the same hashes.",
-        why="Engines that share a cache, or a router that predicts hits, never find anything.",
+        statement="With the seed that the target documents, two processes compute the same hashes.",
+        why="Otherwise engines that share a cache, or routers that predict hits, never find a cached block.",
         sources=("vLLM's design of prefix caching",),
         workload="contents.processes",
         check=stable_across_processes,

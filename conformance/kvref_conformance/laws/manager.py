@@ -1,6 +1,7 @@
-"""Laws of the managers: what a request's tables hold, for each attention kind.
+"""Laws of the managers: what a request's block tables hold, for each kind of attention.
 
-Each is judged for the first group of a cache, whose class is the subject; the others are there for company.
+Each law is judged on the first group of a cache, whose class is the subject. The other groups are there
+because they share the pool with it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def granted(runs: Runs) -> Iterator[tuple[Step, Group, State]]:
-    """Each allocation that was granted, with the subject's group and what is in the cache behind it.
+    """Each granted allocation, with the subject's group and the probe after it.
 
-    Those of requests that go back to what was wrong are for other laws: blocks may be gone that they needed.
+    Requests that recompute wrong tokens are left out: the blocks that they need may be freed already.
     """
     for step in steps(runs[0], "cache.allocate"):
         if step.allocated and step.after is not None and step.request is not None and not step.request.failed:
@@ -23,9 +24,9 @@ def granted(runs: Runs) -> Iterator[tuple[Step, Group, State]]:
 
 
 def confirmed(step: Step) -> int:
-    """Tokens computed for certain when the call was made, those taken over by it included.
+    """The tokens that were certainly computed at the call, including the hit that the call adopts.
 
-    Where that is all of them, the last one is computed again, for its output.
+    If these are all tokens, the last one is computed again for its output.
     """
     request = step.request
     if request is None:
@@ -41,7 +42,7 @@ def computed_again(step: Step) -> bool:
 
 
 def window_kept(runs: Runs) -> int:
-    """What a token under way, or one to be computed, may read has a block."""
+    """Every position that a token in flight or a scheduled token may read has a block."""
     judged = 0
     for step, group, state in granted(runs):
         if group.kind == "CrossAttentionSpec" or not step.cache.readable:
@@ -53,8 +54,8 @@ def window_kept(runs: Runs) -> int:
         judged += 1
         places = list(range(first // group.block_size, -(-end // group.block_size)))
         if group.kind == "MambaSpec":
-            # The state that the step starts from, and the one that it ends with. Behind a step with drafts
-            # the first may be in a block for drafts.
+            # The state that the step starts from, and the state that it writes. After a step with drafts, the
+            # first may be in a block for drafts.
             known = step.start and not group.further_blocks and not computed_again(step)
             source = [(step.start - 1) // group.block_size] if known else []
             places = [*source, places[-1]]
@@ -63,16 +64,16 @@ def window_kept(runs: Runs) -> int:
                 have, gone = ("no block", "missing") if place >= len(table) else ("the null block", "freed")
                 raise LawBroken(
                     f"after {step.in_words()}: a block for positions {place * group.block_size} to "
-                    f"{(place + 1) * group.block_size - 1}, since {confirmed(step)} tokens are computed for "
-                    f"certain, so that positions from {first} on are read, and {end} have places",
-                    f"{have} at {place} in {table}",
+                    f"{(place + 1) * group.block_size - 1}, because {confirmed(step)} tokens are confirmed, "
+                    f"the next token reads from position {first}, and slots for {end} tokens are allocated",
+                    f"{have} at index {place} of {table}",
                     (", ".join([gone, *only_read_by(step, group, place)]),),
                 )
     return judged
 
 
 def only_read_by(step: Step, group: Group, place: int) -> tuple[str, ...]:
-    """Which tokens read a place that those to be scheduled do not, if they do not."""
+    """The tokens that read this block, if the scheduled tokens do not."""
     if (place + 1) * group.block_size > group.first_read(step.start):
         return ()
     running = step.request is not None and step.request.computed == step.start
@@ -80,7 +81,7 @@ def only_read_by(step: Step, group: Group, place: int) -> tuple[str, ...]:
 
 
 def window_freed(runs: Runs) -> int:
-    """What no token will read again is given back."""
+    """Blocks that no token will read again are freed."""
     judged = 0
     for step, group, state in granted(runs):
         if group.kind not in (*WINDOWS, "ChunkedLocalAttentionSpec"):
@@ -92,14 +93,15 @@ def window_freed(runs: Runs) -> int:
         judged += 1
         if kept := step.cache.real(table[: first // group.block_size]):
             raise LawBroken(
-                f"after {step.in_words()}: null blocks up to position {first}, which no token reads again",
+                f"after {step.in_words()}: null blocks for all positions before {first}, because no token "
+                "reads them again",
                 f"blocks {kept} in {table}",
             )
     return judged
 
 
 def need_exact(runs: Runs) -> int:
-    """As many blocks as were predicted are taken from those that were free."""
+    """An allocation takes as many free blocks as the manager predicted."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if not step.allocated or step.before is None or step.after is None:
@@ -111,8 +113,8 @@ def need_exact(runs: Runs) -> int:
         taken = len(step.value["taken"]) + len(revived)
         if step.value["needed"] != taken:
             raise LawBroken(
-                f"{step.in_words()}: {taken} blocks predicted, since {step.value['taken']} are taken and "
-                f"{revived} of the hit were free",
+                f"{step.in_words()}: a prediction of {taken} blocks, because blocks {step.value['taken']} "
+                f"were allocated and blocks {revived} of the hit were free",
                 f"{step.value['needed']}",
                 ("too few" if step.value["needed"] < taken else "too many",),
             )
@@ -120,7 +122,7 @@ def need_exact(runs: Runs) -> int:
 
 
 def need_shrinks(runs: Runs) -> int:
-    """Who has places for all these tokens already gets none, and no refusal."""
+    """A request that already has slots for all of its tokens gets no more blocks, and is not refused."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if step.before is None or step.request is None:
@@ -143,28 +145,29 @@ def need_shrinks(runs: Runs) -> int:
         judged += 1
         if not step.allocated or step.value["taken"]:
             raise LawBroken(
-                f"{step.in_words()} granted without taking a block: for {tokens} tokens, tables of lengths "
-                f"{needed} are enough, and they have {lengths}",
-                step.refused or (f"{step.value['taken']} taken" if step.allocated else "refused"),
+                f"{step.in_words()} is granted without a new block: {tokens} tokens need block tables of "
+                f"lengths {needed}, and the request has {lengths}",
+                step.refused
+                or (f"it allocated blocks {step.value['taken']}" if step.allocated else "it is refused"),
                 ("raised" if step.refused else "taken" if step.allocated else "refused",),
             )
     return judged
 
 
 def copies(step: Step, state: State) -> bool:
-    """Whether the step goes on in a block that can be found already, so that it may need one of its own."""
+    """Whether the step continues in a cached block, so that the request may need a copy of its own."""
     places = [(step.table(state, group), step.start // group.block_size) for group in step.cache.groups]
     return any(str(block) in state["keys"] for table, place in places for block in table[place : place + 1])
 
 
 def held_bounded(runs: Runs) -> int:
-    """A request holds no more than it was expected to, and its table is no longer than a row."""
+    """A request holds at most the blocks that admission counts on, and its block table fits its row."""
     judged = 0
     for step, group, state in granted(runs):
         table, shape = step.table(state, group), step.cache.shape
         held, cap = len(step.cache.real(table)), shape["caps"][group.number]
         if cap is not None:
-            # Places for drafts come on top of what a request is expected to hold.
+            # Slots for drafts come on top of the blocks that admission counts on.
             cap += -(-step.args.get("lookahead", 0) // group.block_size)
         width = group.blocks_for(
             step.cache.arguments["max_model_len"], step.cache.arguments["max_encoder_tokens"]
@@ -172,14 +175,15 @@ def held_bounded(runs: Runs) -> int:
         judged += 1
         if cap is not None and held > cap:
             raise LawBroken(
-                f"after {step.in_words()}: at most {cap} blocks held, as is expected when it is admitted",
+                f"after {step.in_words()}: the request holds at most {cap} blocks, the number that admission "
+                "counts on",
                 f"{held}: {table}",
                 ("held",),
             )
         if step.cache.readable and len(table) > width:
             raise LawBroken(
-                f"after {step.in_words()}: a table of at most {width} blocks, for a request of "
-                f"{step.cache.arguments['max_model_len']} tokens",
+                f"after {step.in_words()}: a block table of at most {width} blocks, enough for the longest "
+                f"request of {step.cache.arguments['max_model_len']} tokens",
                 f"{len(table)}: {table}",
                 ("length",),
             )
@@ -187,7 +191,7 @@ def held_bounded(runs: Runs) -> int:
 
 
 def references(runs: Runs) -> int:
-    """Who is in a table is referenced for it, and only who is."""
+    """A block's reference count equals its occurrences in block tables and pending copies."""
     judged = 0
     for step in steps(runs[0]):
         if step.after is None:
@@ -201,8 +205,8 @@ def references(runs: Runs) -> int:
         for block in cache.usable:
             if state["refs"][block] != held[block]:
                 raise LawBroken(
-                    f"after {step.in_words()}: {held[block]} references of block {block}, as often as it is "
-                    f"in tables or waits to be copied",
+                    f"after {step.in_words()}: block {block} has {held[block]} references, one for each "
+                    "place in a block table and each pending copy",
                     f"{state['refs'][block]}",
                     ("too few" if state["refs"][block] < held[block] else "too many",),
                 )
@@ -210,7 +214,7 @@ def references(runs: Runs) -> int:
 
 
 def written_owned(runs: Runs) -> int:
-    """A block that is written to is in one table only."""
+    """A block that a step writes to is in one block table only."""
     judged = 0
     for step, group, state in granted(runs):
         if step.args.get("new", 0) < 1 or step.request is None or not step.cache.readable:
@@ -221,7 +225,7 @@ def written_owned(runs: Runs) -> int:
         if group.kind == "CrossAttentionSpec":
             places = range(len(table))
         elif group.kind == "MambaSpec" or step.hit["tokens"] % size:
-            # What is written there is for other laws.
+            # Other laws judge these writes.
             continue
         holders = Counter(block for tables in state["tables"].values() for each in tables for block in each)
         for place in places:
@@ -231,15 +235,15 @@ def written_owned(runs: Runs) -> int:
             judged += 1
             if holders[block] > 1:
                 raise LawBroken(
-                    f"after {step.in_words()}: block {block}, which tokens {start} to {step.end - 1} "
-                    "are written to, in one table only",
-                    f"in {holders[block]} places",
+                    f"after {step.in_words()}: block {block}, to which tokens {start} to {step.end - 1} are "
+                    "written, is in one place of one block table",
+                    f"it is in {holders[block]} places",
                 )
     return judged
 
 
 def state_owned(runs: Runs) -> int:
-    """A recurrent layer has a state to start from and one of its own to write."""
+    """A recurrent layer has a state to start from, and a block of its own to write its state to."""
     judged = 0
     for step, group, state in granted(runs):
         if group.kind != "MambaSpec" or step.args.get("new", 0) < 1:
@@ -249,16 +253,16 @@ def state_owned(runs: Runs) -> int:
         last = (step.end - 1) // size
         if last >= len(table) or table[last] == null:
             raise LawBroken(
-                f"after {step.in_words()}: a block at {last} for the state behind {step.end} tokens",
+                f"after {step.in_words()}: a block at index {last} for the state after {step.end} tokens",
                 f"{table}",
                 ("none to write",),
             )
         holders = sum(each.count(table[last]) for tables in state["tables"].values() for each in tables)
         if holders != 1:
             raise LawBroken(
-                f"after {step.in_words()}: block {table[last]}, of the state behind {step.end} "
-                "tokens, in one table only",
-                f"in {holders} places",
+                f"after {step.in_words()}: block {table[last]}, for the state after {step.end} tokens, is "
+                "in one place of one block table",
+                f"it is in {holders} places",
                 ("shared",),
             )
         hit = step.hit["tokens"]
@@ -267,7 +271,8 @@ def state_owned(runs: Runs) -> int:
             found = step.hit["blocks"][group.number]
             if source >= len(found) or found[source] == null:
                 raise LawBroken(
-                    f"{step.in_words()}: a block at {source} with the state behind the {hit} tokens found",
+                    f"{step.in_words()}: a block at index {source} with the state after the {hit} tokens of "
+                    "the hit",
                     f"{found}",
                     ("none to start from",),
                 )
@@ -275,7 +280,7 @@ def state_owned(runs: Runs) -> int:
 
 
 def new_ids(runs: Runs) -> int:
-    """The report of new blocks names each that was taken for a table once, and no other."""
+    """The report of new blocks names no block twice, and no block that was not newly allocated."""
     judged = 0
     taken: set[int] = set()
     for step in steps(runs[0], "cache.allocate", "cache.take_new_block_ids"):
@@ -283,14 +288,16 @@ def new_ids(runs: Runs) -> int:
             taken.update(step.value["taken"])
         if step.op != "cache.take_new_block_ids" or not step.done:
             continue
-        told: list[int] = step.value
-        judged += bool(told)
-        if twice := [block for block, times in Counter(told).items() if times > 1]:
-            raise LawBroken("each new block told once", f"{twice} more than once in {told}", ("repeated",))
-        if others := sorted(set(told) - taken):
+        reported: list[int] = step.value
+        judged += bool(reported)
+        if twice := [block for block, times in Counter(reported).items() if times > 1]:
             raise LawBroken(
-                f"only blocks told that were taken since the last time, {sorted(taken)}",
-                f"{others} among {told}",
+                "each new block is reported once", f"{twice} more than once in {reported}", ("repeated",)
+            )
+        if others := sorted(set(reported) - taken):
+            raise LawBroken(
+                f"only blocks allocated since the last report are reported, {sorted(taken)}",
+                f"{others} among {reported}",
                 ("not new",),
             )
         taken = set()
@@ -298,7 +305,7 @@ def new_ids(runs: Runs) -> int:
 
 
 def zeroing_reported(runs: Runs) -> int:
-    """Whoever has to zero blocks is told of each before its first use."""
+    """Every new block that must be zeroed is reported before its first use."""
     judged = 0
     wanted: dict[int, Step] = {}
     for step in steps(runs[0], "cache.create", "cache.allocate", "cache.free", "cache.take_new_block_ids"):
@@ -315,15 +322,16 @@ def zeroing_reported(runs: Runs) -> int:
             judged += bool(wanted)
             if missing := sorted(set(wanted) - set(step.value)):
                 raise LawBroken(
-                    f"block {missing[0]} told, to be zeroed: it was taken by {wanted[missing[0]].in_words()}",
-                    f"{step.value}",
+                    f"block {missing[0]} is reported, to be zeroed: {wanted[missing[0]].in_words()} "
+                    "allocated it",
+                    f"a report of {step.value}",
                 )
             wanted = {}
     return judged
 
 
 def free_returns_all(runs: Runs) -> int:
-    """Whoever is freed holds nothing, and others what they held."""
+    """A freed request holds nothing, and all others keep what they held."""
     judged = 0
     for step in steps(runs[0], "cache.free"):
         if step.before is None or step.after is None or "died" in step.outcome:
@@ -332,21 +340,25 @@ def free_returns_all(runs: Runs) -> int:
         name, cache = step.args["request"], step.cache
         own = Counter(block for table in step.before["tables"].get(name, []) for block in cache.real(table))
         if name in step.after["tables"]:
-            raise LawBroken(f"no table of {name}", f"{step.after['tables'][name]}", ("table",))
+            raise LawBroken(
+                f"after {step.in_words()}: {name} has no block table",
+                f"{step.after['tables'][name]}",
+                ("table",),
+            )
         for block in cache.usable:
             expected = step.before["refs"][block] - own[block]
             if step.after["refs"][block] != expected:
                 raise LawBroken(
-                    f"after {step.in_words()}: {expected} references of block {block}, of which it held "
-                    f"{own[block]}",
+                    f"after {step.in_words()}: block {block} has {expected} references, because {name} gave "
+                    f"{own[block]} back",
                     f"{step.after['refs'][block]}",
                     ("references",),
                 )
         released = sum(1 for block in own if step.before["refs"][block] == own[block])
         if step.after["free_count"] != step.before["free_count"] + released:
             raise LawBroken(
-                f"after {step.in_words()}: {step.before['free_count'] + released} free blocks, "
-                f"{released} more",
+                f"after {step.in_words()}: {step.before['free_count'] + released} free blocks, {released} "
+                "more than before",
                 f"{step.after['free_count']}",
                 ("free",),
             )
@@ -354,7 +366,7 @@ def free_returns_all(runs: Runs) -> int:
 
 
 def copies_reported(runs: Runs) -> int:
-    """A hit that ends within a block is copied to one of the request's own."""
+    """A block in which a hit ends is copied to a block of the request's own."""
     judged = 0
     pending: dict[tuple[int, int], str] = {}
     for step in steps(runs[0], "cache.allocate", "cache.take_copies"):
@@ -366,28 +378,29 @@ def copies_reported(runs: Runs) -> int:
                 own = step.table(step.after, group)[place]
                 if own == found[place]:
                     raise LawBroken(
-                        f"after {step.in_words()}: another block at {place} than {own}, which was found and "
-                        "has room for more tokens",
-                        f"{own} itself",
+                        f"after {step.in_words()}: a block of the request's own at index {place}, because "
+                        f"the hit ends within block {own}",
+                        f"block {own} itself",
                         ("shared",),
                     )
                 if own != step.cache.shape["null"]:
                     pending[(found[place], own)] = step.in_words()
         if step.op == "cache.take_copies" and step.done:
-            told = {(copy["source"], copy["destination"]) for copy in step.value}
-            judged += len(pending) + len(told)
-            if missing := sorted(set(pending) - told):
+            reported = {(copy["source"], copy["destination"]) for copy in step.value}
+            judged += len(pending) + len(reported)
+            if missing := sorted(set(pending) - reported):
                 raise LawBroken(
-                    f"a copy of block {missing[0][0]} to {missing[0][1]}, because of {pending[missing[0]]}",
+                    f"a copy of block {missing[0][0]} to block {missing[0][1]}, because of "
+                    f"{pending[missing[0]]}",
                     f"{step.value}",
                     ("missing",),
                 )
             pending = {}
             if step.before is not None:
-                for source, destination in told:
+                for source, destination in reported:
                     if step.before["refs"][source] < 1 or step.before["refs"][destination] < 1:
                         raise LawBroken(
-                            f"blocks {source} and {destination} held until the copy is made",
+                            f"blocks {source} and {destination} stay referenced until the copy is made",
                             f"{step.before['refs'][source]} and {step.before['refs'][destination]} "
                             "references",
                             ("not held",),
@@ -398,11 +411,11 @@ def copies_reported(runs: Runs) -> int:
 SOURCES = ("the engine contract",)
 
 JUDGED_ALONE = ("cache.create", "cache.lookup", "cache.allocate")
-"""Operations with laws of their own about what may be refused, if anything."""
+"""Operations whose refusals other laws judge."""
 
 
 def calls_total(runs: Runs) -> int:
-    """Whatever else is asked of a cache manager that was made is answered."""
+    """All other calls of a cache manager succeed."""
     judged = 0
     for event in runs[0]:
         outcome = event["outcome"]
@@ -411,8 +424,8 @@ def calls_total(runs: Runs) -> int:
         judged += 1
         if error := outcome.get("error"):
             name = event["op"].partition(".")[2]
-            told = ", ".join(f"{key}={value}" for key, value in event["args"].items())
-            raise LawBroken(f"{name}({told}) answered", f"{error['type']}: {error['message']}", (name,))
+            call_args = ", ".join(f"{key}={value}" for key, value in event["args"].items())
+            raise LawBroken(f"{name}({call_args}) succeeds", f"{error['type']}: {error['message']}", (name,))
     return judged
 
 
@@ -421,10 +434,10 @@ LAWS = [
         id="manager.calls-total",
         level=Level.SAFETY,
         statement=(
-            "Whatever a scheduler tells a cache manager or asks of it, besides places and hits, is answered: "
-            "progress, the end of a request or of a step, new blocks, events, a reset, and what a probe sees."
+            "Every scheduler call to a cache manager other than look-up and allocation succeeds: progress, "
+            "freeing a request, the end of a step, new blocks, copies, events, a reset, and probes."
         ),
-        why="An engine that has started dies at some step.",
+        why="An exception there ends a running engine in the middle of a step.",
         sources=("the engine contract",),
         workload="cache.machine",
         check=calls_total,
@@ -433,11 +446,14 @@ LAWS = [
         id="manager.window-kept",
         level=Level.SAFETY,
         statement=(
-            "No block that holds a position which a token under way, or one to be computed, may still attend "
-            "to is freed or nulled, and each such position has a block."
+            "Every position that a token in flight or a scheduled token may still attend to has a block, "
+            "which is neither freed nor replaced by the null block."
         ),
-        why="A block freed too early is given to someone else while it is still read: wrong output.",
-        sources=(*SOURCES, "vLLM 0.26.0 frees by confirmed tokens; before, by scheduled ones"),
+        why=(
+            "A block that is freed too early is allocated to another request while it is still read: wrong "
+            "output."
+        ),
+        sources=(*SOURCES, "vLLM 0.26.0 frees by confirmed tokens; earlier releases by scheduled tokens"),
         workload="cache.machine",
         check=window_kept,
     ),
@@ -445,10 +461,10 @@ LAWS = [
         id="manager.window-freed",
         level=Level.ROBUSTNESS,
         statement=(
-            "Blocks wholly outside of what a request's tokens still attend to, less what the spec says is "
-            "retained, are given back by its next allocation."
+            "A request's next allocation frees the blocks that none of its tokens can attend to any more, "
+            "except the tokens that the spec retains."
         ),
-        why="Memory that nobody reads is lost to others; the gain of a window is gone.",
+        why="Otherwise the memory that a window saves stays occupied by blocks that no token reads.",
         sources=SOURCES,
         workload="cache.machine",
         check=window_freed,
@@ -456,10 +472,10 @@ LAWS = [
     Law(
         id="manager.need-exact",
         level=Level.SAFETY,
-        statement="The predicted number of blocks equals the number taken from the free ones.",
+        statement="An allocation takes exactly as many blocks from the free list as the manager predicts.",
         why=(
-            "Predicted too few, the allocation dies halfway; too many, requests wait or are preempted "
-            "for nothing."
+            "With a prediction too low, the allocation fails halfway. With one too high, requests wait or "
+            "are preempted for nothing."
         ),
         sources=SOURCES,
         workload="cache.machine",
@@ -469,10 +485,12 @@ LAWS = [
         id="manager.need-shrinks",
         level=Level.SAFETY,
         statement=(
-            "A request that has places for all tokens asked for, as after drafts were rejected, is granted "
-            "them without a block more, and without a failure."
+            "If a request already has slots for all tokens of an allocation, for example after drafts were "
+            "rejected, the allocation is granted without a new block and without an error."
         ),
-        why="Speculative decoding shrinks what is needed at every rejection: a crash there stops the engine.",
+        why=(
+            "Every rejected draft makes a request need less than it has, and an error there stops the engine."
+        ),
         sources=(*SOURCES, "vLLM up to 0.22.1: recurrent layers with fewer drafts than before"),
         workload="cache.drafted",
         check=need_shrinks,
@@ -481,10 +499,12 @@ LAWS = [
         id="manager.held-bounded",
         level=Level.SAFETY,
         statement=(
-            "A request never holds more blocks than the number that admission counts on, nor is its table "
-            "longer than that of the longest request."
+            "A request never holds more blocks than admission counts on, and its block table is never "
+            "longer than that of the longest possible request."
         ),
-        why="A request that was let in because it would fit then does not; or it writes past its row.",
+        why=(
+            "Otherwise an admitted request does not fit after all, or writes past the end of its block table."
+        ),
         sources=SOURCES,
         workload="cache.machine",
         check=held_bounded,
@@ -493,10 +513,13 @@ LAWS = [
         id="manager.references",
         level=Level.SAFETY,
         statement=(
-            "At every step a block has as many references as there are places in tables that hold it, and "
-            "copies to be made that it waits for."
+            "At every step, a block has one reference for each place in a block table that holds it and "
+            "for each pending copy."
         ),
-        why="One too few and a block in use is handed out; one too many and it is lost until the next start.",
+        why=(
+            "With one too few, a block in use is allocated again. With one too many, it is lost until a "
+            "restart."
+        ),
         sources=SOURCES,
         workload="cache.machine",
         check=references,
@@ -504,8 +527,8 @@ LAWS = [
     Law(
         id="manager.written-owned",
         level=Level.SAFETY,
-        statement="A block that a step writes to is in one place of one table.",
-        why="Writing to a block that another request reads changes that one's answer.",
+        statement="A block that a step writes to is in one place of one block table.",
+        why="Writing to a block that another request reads changes the other request's output.",
         sources=SOURCES,
         workload="cache.machine",
         check=written_owned,
@@ -514,10 +537,10 @@ LAWS = [
         id="manager.state-owned",
         level=Level.SAFETY,
         statement=(
-            "A recurrent layer's step has a block of its own to write its state to, and after a hit one with "
-            "the state at exactly the place where the hit ends."
+            "A step of a recurrent layer has a block of its own to write its state to, and after a hit "
+            "also a block with the state at the end of the hit."
         ),
-        why="A state that is shared, lost or of another place makes all that follows wrong.",
+        why="If the state is shared, lost or from another position, all further output is wrong.",
         sources=SOURCES,
         workload="cache.machine",
         check=state_owned,
@@ -526,9 +549,9 @@ LAWS = [
         id="manager.new-ids",
         level=Level.SAFETY,
         statement=(
-            "The report of new blocks names none twice, and none that was not taken since the last one."
+            "The report of new blocks names no block twice, and only blocks allocated since the last report."
         ),
-        why="A block zeroed that was not new loses its content.",
+        why="The engine zeroes reported blocks, so a block that is not new loses its content.",
         sources=SOURCES,
         workload="cache.machine",
         check=new_ids,
@@ -537,10 +560,10 @@ LAWS = [
         id="manager.zeroing-reported",
         level=Level.SAFETY,
         statement=(
-            "Of a group whose new blocks are reported, each that enters a table is reported before the step "
-            "that uses it."
+            "If a group reports its new blocks, each new block in a block table is reported before the "
+            "step that uses it."
         ),
-        why="What a recycled block had in it is read as if it belonged to the request.",
+        why="Otherwise a request reads what the previous owner of the block left in it.",
         sources=SOURCES,
         workload="cache.machine",
         check=zeroing_reported,
@@ -549,10 +572,13 @@ LAWS = [
         id="manager.free-returns-all",
         level=Level.SAFETY,
         statement=(
-            "After a request is freed it has no table, each block has exactly its references fewer, "
-            "and those that nobody else holds are free; freeing one without blocks changes nothing."
+            "Freeing a request removes its block tables, gives back exactly its references, and frees the "
+            "blocks that no one else holds; freeing a request without blocks changes nothing."
         ),
-        why="What is not returned is lost until the next start; what is returned twice is handed out twice.",
+        why=(
+            "A reference that is not given back loses a block until a restart. One given back twice lets "
+            "two requests get the block."
+        ),
         sources=SOURCES,
         workload="cache.machine",
         check=free_returns_all,
@@ -561,10 +587,10 @@ LAWS = [
         id="manager.copies-reported",
         level=Level.SAFETY,
         statement=(
-            "A request whose hit ends within a block gets a block of its own for it, the copy is "
-            "asked for in the same step, and both blocks are held until then."
+            "If a hit ends within a block, the request gets a block of its own there, the copy is reported "
+            "in the same step, and both blocks stay referenced until then."
         ),
-        why="Without the copy the new block has no content, or the shared one is written to.",
+        why="Without the copy, the new block has no content, or the request writes to a shared block.",
         sources=SOURCES,
         workload="cache.machine",
         check=copies_reported,

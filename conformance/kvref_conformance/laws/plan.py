@@ -1,4 +1,4 @@
-"""Laws of planning: which layers share blocks, and where their pages are."""
+"""Laws of planning: which layers share a group, and where their pages are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
-from kvref_conformance.laws.registry import told
+from kvref_conformance.laws.registry import error_line
 
 INTERNAL_ERRORS = (
     "AssertionError",
@@ -19,11 +19,11 @@ INTERNAL_ERRORS = (
     "UnboundLocalError",
     "ZeroDivisionError",
 )
-"""What a program raises by mistake. A refusal that is meant has a type that says so: `ValueError`, say."""
+"""Errors that a program raises by mistake. A deliberate refusal has another type, such as `ValueError`."""
 
 
 def plans(runs: Runs) -> list[Event]:
-    """Every call of the planner that came back."""
+    """Every call of the planner that returned or raised an error."""
     return [
         event
         for events in runs
@@ -33,12 +33,12 @@ def plans(runs: Runs) -> list[Event]:
 
 
 def made(runs: Runs) -> list[Event]:
-    """Every call of the planner that made a plan."""
+    """Every call of the planner that returned a plan."""
     return [event for event in plans(runs) if "value" in event["outcome"]]
 
 
 def mix(layers: dict[str, Any]) -> str:
-    """What kinds of layers there are: their classes."""
+    """The spec classes of the layers, in words."""
     return " and ".join(sorted({spec["class"] for spec in layers.values()}))
 
 
@@ -47,13 +47,13 @@ def listed(group: dict[str, Any]) -> list[str]:
 
 
 def spec_in_words(spec: dict[str, Any]) -> str:
-    """A planned spec in a few words."""
+    """A planned spec in a few words: class, block size and page size."""
     size, page = spec["fields"].get("block_size"), spec["page_size_bytes"]
-    return f"{spec['class']} with blocks of {size} tokens, {page} bytes"
+    return f"{spec['class']} (block size {size}, page size {page})"
 
 
 def partition(runs: Runs) -> int:
-    """The layers of all groups are the layers that were given."""
+    """The groups contain every given layer exactly once, and no other layer."""
     for event in made(runs):
         given = event["args"]["layers"]
         grouped = Counter(name for group in event["outcome"]["value"]["groups"] for name in listed(group))
@@ -64,7 +64,7 @@ def partition(runs: Runs) -> int:
         wrong = {"lost": lost, "twice": twice, "invented": invented, "empty group": empty}
         if facets := tuple(facet for facet, found in wrong.items() if found):
             raise LawBroken(
-                f"{', '.join(given)} in one group each",
+                f"each of {', '.join(given)} is in exactly one group",
                 "; ".join(f"{facet}: {wrong[facet]}" for facet in facets),
                 facets,
             )
@@ -72,14 +72,14 @@ def partition(runs: Runs) -> int:
 
 
 def one_manager(runs: Runs) -> int:
-    """Every layer's own manager is that of its group."""
+    """Every layer has the manager of its group."""
     for event in made(runs):
         for group in event["outcome"]["value"]["groups"]:
             managers = {layer["name"]: layer["manager"] for layer in group["layers"]}
             if any(manager != group["manager"] for manager in managers.values()):
                 classes = sorted({layer["spec"]["class"] for layer in group["layers"]})
                 raise LawBroken(
-                    f"a group whose layers have the manager of the group, {group['manager']}",
+                    f"all layers of the group have its manager, {group['manager']}",
                     ", ".join(f"{name}: {manager}" for name, manager in managers.items()),
                     (" and ".join(classes),),
                 )
@@ -87,7 +87,7 @@ def one_manager(runs: Runs) -> int:
 
 
 def page_unified(runs: Runs) -> int:
-    """Several groups have pages of one size, or the refusal is meant and names a layer."""
+    """All groups have the same page size, or a deliberate refusal names a layer."""
     judged = 0
     for event in plans(runs):
         if event["op"] != "planner.groups":
@@ -98,14 +98,14 @@ def page_unified(runs: Runs) -> int:
             kind = outcome["error"]["type"]
             if kind in INTERNAL_ERRORS:
                 raise LawBroken(
-                    "pages of one size, or a refusal that is meant",
-                    told(outcome),
+                    "one page size for all groups, or a deliberate refusal",
+                    error_line(outcome),
                     (f"{kind}, {mix(layers)}",),
                 )
             if not any(name in outcome["error"]["message"] for name in layers):
                 raise LawBroken(
-                    f"a refusal that names layers, of {', '.join(layers)}",
-                    told(outcome),
+                    f"the refusal names a layer, one of {', '.join(layers)}",
+                    error_line(outcome),
                     (f"unnamed, {mix(layers)}",),
                 )
         elif len(outcome["value"]["groups"]) > 1:
@@ -116,7 +116,7 @@ def page_unified(runs: Runs) -> int:
             }
             if len(set(pages.values())) > 1:
                 raise LawBroken(
-                    "pages of one size in all groups, whose blocks come from one pool",
+                    "one page size for all groups, because their blocks come from one pool",
                     ", ".join(f"{name}: {page} bytes" for name, page in pages.items()),
                     (mix(layers),),
                 )
@@ -124,7 +124,7 @@ def page_unified(runs: Runs) -> int:
 
 
 def inputs_unchanged(runs: Runs) -> int:
-    """What was handed to the planner is afterwards as it was built."""
+    """The planner leaves the specs it was given, and their order, unchanged."""
     built = [
         (event["args"]["spec"], event["outcome"]["value"])
         for event in runs[0]
@@ -135,12 +135,14 @@ def inputs_unchanged(runs: Runs) -> int:
         layers, given = event["args"]["layers"], event["outcome"]["value"]["given"]
         judged += 1
         if list(given) != list(layers):
-            raise LawBroken(f"layers {', '.join(layers)}, still", ", ".join(given) or "none", ("layers",))
+            raise LawBroken(
+                f"planning leaves the layers {', '.join(layers)}", ", ".join(given) or "none", ("layers",)
+            )
         for name, spec in layers.items():
             before = next((facts for descriptor, facts in built if descriptor == spec), None)
             if before is not None and given[name] != before:
                 raise LawBroken(
-                    f"{name} still {spec_in_words(before)}: {before['fields']}",
+                    f"planning leaves {name} a {spec_in_words(before)}: {before['fields']}",
                     f"{spec_in_words(given[name])}: {given[name]['fields']}",
                     (spec["class"],),
                 )
@@ -148,7 +150,7 @@ def inputs_unchanged(runs: Runs) -> int:
 
 
 def per_layer(plan: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """What a plan means for each layer: its spec, its manager and its group's, the size of its group."""
+    """For each layer: its planned spec, its manager, its group's manager, and the number of layers there."""
     return {
         layer["name"]: (layer["spec"], layer["manager"], group["manager"], len(group["layers"]))
         for group in plan["groups"]
@@ -158,14 +160,14 @@ def per_layer(plan: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
 
 def plan_in_words(meaning: tuple[Any, ...]) -> str:
     spec, _, manager, size = meaning
-    return f"{spec_in_words(spec)}, for {manager}, in a group of {size}"
+    return f"{spec_in_words(spec)} with {manager} in a group of {size} layers"
 
 
 def order_free(runs: Runs) -> int:
-    """Two plans of the same layers in different orders are both refused, or mean the same for each layer.
+    """Layers in another order are planned the same for each layer, or refused in both orders.
 
-    Which layers of one spec go together may differ, and so may the place of a layer in a group too many
-    for its kind: layers are compared with those that were given the same spec.
+    Which layers of one spec share a group may differ, and so may the layer that ends up in a left-over group.
+    So the law compares all layers that were given the same spec, not single layers.
     """
     calls = plans(runs)
     if len(calls) < 2 or list(calls[0]["args"]["layers"]) == list(calls[1]["args"]["layers"]):
@@ -175,8 +177,8 @@ def order_free(runs: Runs) -> int:
     if ("value" in one) != ("value" in other):
         refused = one if "error" in one else other
         raise LawBroken(
-            "layers that are planned in one order are planned in any",
-            f"a plan in one order, in the other {told(refused)}",
+            "layers that can be planned in one order can be planned in any order",
+            f"a plan in one order, and {error_line(refused)} in the other",
             (f"refused, {mix(layers)}",),
         )
     if "error" in one:
@@ -194,14 +196,14 @@ def order_free(runs: Runs) -> int:
         pairs = [pair for pair in zip(mine, others, strict=False) if pair[0] != pair[1]]
         classes = mix({name: found[0] for name, found in differing.items()})
         raise LawBroken(
-            f"one plan for layers with a {spec['class']}, in whatever order all layers are",
+            f"the same plan for layers with a {spec['class']}, in any order of the layers",
             " or ".join(map(plan_in_words, pairs[0])) if pairs else f"{len(mine)} or {len(others)} of them",
             (f"{what_differs(list(differing.values()))}, {classes}",),
         )
     for what in ("num_blocks", "tensors"):
         if what in one["value"] and counted(one["value"][what]) != counted(other["value"][what]):
             raise LawBroken(
-                f"the same {what} in any order",
+                f"the same {what} in any order of the layers",
                 f"{one['value'][what]} or {other['value'][what]}",
                 (f"{what}, {mix(layers)}",),
             )
@@ -209,7 +211,7 @@ def order_free(runs: Runs) -> int:
 
 
 def what_differs(differing: list[tuple[Any, ...]]) -> str:
-    """The size of some group, else some manager, else nothing but specs."""
+    """The facet of a difference: group sizes, else managers, else specs."""
     for what, places in (("groups", (3,)), ("managers", (1, 2))):
         for _, mine, others in differing:
             if any(sorted(str(m[p]) for m in mine) != sorted(str(o[p]) for o in others) for p in places):
@@ -222,7 +224,7 @@ def counted(value: Any) -> Any:
 
 
 def tensors_cover(runs: Runs) -> int:
-    """Each layer has a page for each block, inside its tensor, that no other block's page overlaps."""
+    """Each layer has a page for each block inside its tensor, and pages of different blocks never overlap."""
     judged = 0
     for event in made(runs):
         if event["op"] == "planner.config":
@@ -232,7 +234,7 @@ def tensors_cover(runs: Runs) -> int:
 
 
 def refuse_uncovered(plan: dict[str, Any], memory: int) -> None:
-    """Raise `LawBroken` for a plan that needs more memory, or in which some page has no place of its own."""
+    """Raise `LawBroken` if a plan exceeds the memory, or a page is missing, misplaced or overlapped."""
     total = sum(plan["tensors"])
     if total > memory:
         raise LawBroken(f"tensors of at most {memory} bytes", f"{total} bytes", ("budget",))
@@ -242,7 +244,9 @@ def refuse_uncovered(plan: dict[str, Any], memory: int) -> None:
             name, page = layer["name"], layer["spec"]["page_size_bytes"]
             place = plan["storage"].get(name)
             if place is None:
-                raise LawBroken(f"storage for {name}", f"for {', '.join(plan['storage'])}", ("missing",))
+                raise LawBroken(
+                    f"storage for {name}", f"storage for {', '.join(plan['storage'])} only", ("missing",)
+                )
             for block in range(plan["num_blocks"]):
                 start = place["offset"] + block * place["block_stride"]
                 pages.append((place["tensor"], start, start + page, block, number, name))
@@ -250,17 +254,17 @@ def refuse_uncovered(plan: dict[str, Any], memory: int) -> None:
         size = plan["tensors"][tensor] if 0 <= tensor < len(plan["tensors"]) else 0
         if start < 0 or end > size:
             raise LawBroken(
-                f"pages of {name} for {plan['num_blocks']} blocks in its tensor of {size} bytes",
-                f"for block {block} bytes {start} to {end}",
+                f"the pages of {name} for {plan['num_blocks']} blocks lie inside its tensor of {size} bytes",
+                f"the page of block {block} spans bytes {start} to {end}",
                 ("outside",),
             )
     refuse_overlaps(pages)
 
 
 def refuse_overlaps(pages: list[tuple[int, int, int, int, int, str]]) -> None:
-    """Raise `LawBroken` for pages that overlap, unless they are of one block for layers of two groups.
+    """Raise `LawBroken` for overlapping pages, unless they belong to one block and layers of two groups.
 
-    Those do not get into each other's way: a block is in use by one group at a time.
+    Those may overlap, because one group at a time uses a block.
     """
     reaching: list[tuple[int, int, int, int, int, str]] = []
     for page in sorted(pages):
@@ -269,19 +273,20 @@ def refuse_overlaps(pages: list[tuple[int, int, int, int, int, str]]) -> None:
         for _, _, end, other_block, other_group, other in reaching:
             if block != other_block or group == other_group:
                 raise LawBroken(
-                    f"pages of {name} for block {block} and {other} for block {other_block} apart",
-                    f"one starts at byte {start} of tensor {tensor}, the other ends at {end}",
+                    f"the pages of {name} for block {block} and of {other} for block {other_block} do not "
+                    "overlap",
+                    f"one starts at byte {start} of tensor {tensor}, the other ends at byte {end}",
                     ("overlap",),
                 )
         reaching.append(page)
 
 
 LOCAL = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
-"""Kinds that can all be managed as full attention."""
+"""The kinds that can be managed as full attention."""
 
 
 def one_group(runs: Runs) -> int:
-    """All layers are in one group, which has one manager, or it is refused where there are other kinds."""
+    """All layers form one group with one manager; kinds that cannot may be refused."""
     judged = 0
     for event in [event for events in runs for event in events if event["op"] == "planner.one_group"]:
         layers, outcome = event["args"]["layers"], event["outcome"]
@@ -294,8 +299,8 @@ def one_group(runs: Runs) -> int:
             kind = outcome["error"]["type"]
             if local or kind in INTERNAL_ERRORS:
                 raise LawBroken(
-                    f"one group of {', '.join(layers)}" + ("" if local else ", or a refusal that is meant"),
-                    told(outcome),
+                    f"one group of {', '.join(layers)}" + ("" if local else ", or a deliberate refusal"),
+                    error_line(outcome),
                     (f"{kind}, {mix(layers)}",),
                 )
             continue
@@ -309,7 +314,7 @@ def one_group(runs: Runs) -> int:
         managers = {str(layer["manager"]) for layer in groups[0]["layers"]}
         if managers != {str(groups[0]["manager"])}:
             raise LawBroken(
-                f"the manager of the group, {groups[0]['manager']}, for each of its layers",
+                f"all layers have the manager of the group, {groups[0]['manager']}",
                 ", ".join(sorted(managers)),
                 (f"managers, {mix(layers)}",),
             )
@@ -317,7 +322,7 @@ def one_group(runs: Runs) -> int:
 
 
 def unregistered_refused(runs: Runs) -> int:
-    """A plan with a layer of an unregistered class is refused by an error that names both."""
+    """Layers of an unregistered class are refused with an error that names the layer and the class."""
     unknown = {
         event["args"]["spec"]["class"]
         for event in runs[0]
@@ -332,14 +337,16 @@ def unregistered_refused(runs: Runs) -> int:
         judged += 1
         which = ", ".join(f"{name} of the unregistered class {cls}" for name, cls in unregistered.items())
         if "value" in outcome:
-            raise LawBroken(f"a refusal to plan {which}", "a plan", ("planned",))
+            raise LawBroken(f"planning refuses {which}", "it returned a plan", ("planned",))
         message = outcome["error"]["message"]
         if outcome["error"]["type"] in INTERNAL_ERRORS:
             raise LawBroken(
-                f"a refusal that is meant, of {which}", told(outcome), (outcome["error"]["type"],)
+                f"a deliberate refusal of {which}", error_line(outcome), (outcome["error"]["type"],)
             )
         if not any(name in message and cls in message for name, cls in unregistered.items()):
-            raise LawBroken(f"a refusal that names layer and class of {which}", told(outcome), ("unnamed",))
+            raise LawBroken(
+                f"the refusal of {which} names the layer and the class", error_line(outcome), ("unnamed",)
+            )
     return judged
 
 
@@ -347,9 +354,12 @@ UNREGISTERED_REFUSED = Law(
     id="registry.unregistered-refused",
     level=Level.SAFETY,
     statement=(
-        "Planning refuses an unregistered spec before it groups anything, naming the layer and the class."
+        "Planning refuses a layer of an unregistered class with an error that names the layer and the class."
     ),
-    why="A forgotten registration shows much later, as something else, or a layer is managed by chance.",
+    why=(
+        "Otherwise a forgotten registration shows up later as another error, or the layer gets a wrong "
+        "manager."
+    ),
     sources=("vLLM PR 37505", "vLLM RFC 36668"),
     workload="models.unregistered",
     check=unregistered_refused,
@@ -359,8 +369,8 @@ LAWS = [
     Law(
         id="plan.partition",
         level=Level.SAFETY,
-        statement="Every layer is in exactly one group; no layer is dropped or invented.",
-        why="A layer without a group has no blocks to write to; one in two groups has two that disagree.",
+        statement="Every layer is in exactly one group, and no group is empty or has an unknown layer.",
+        why="A layer without a group has no blocks to write to. A layer in two groups has two block tables.",
         sources=("vLLM PR 37505",),
         workload="models.plans",
         check=partition,
@@ -369,10 +379,11 @@ LAWS = [
         id="plan.order-free",
         level=Level.SAFETY,
         statement=(
-            "Listing the layers in another order yields the same plan: the same spec, manager and size of "
-            "group for layers with the same spec, the same number of blocks, the same bytes."
+            "Listing the layers in another order gives the same plan: for layers with the same spec the same "
+            "planned spec, manager and group size, and for the whole model the same number of blocks and "
+            "bytes."
         ),
-        why="Two models with the same layers are served differently, or one of them is refused.",
+        why="Otherwise two models with the same layers are served differently, or one of them is refused.",
         sources=("vLLM PR 37505",),
         workload="models.plans",
         check=order_free,
@@ -380,8 +391,8 @@ LAWS = [
     Law(
         id="plan.one-manager",
         level=Level.SAFETY,
-        statement="All layers of one group have the same manager class, and it is the group's.",
-        why="Blocks that one layer still needs are freed by the rules of another.",
+        statement="All layers of a group have the manager class of the group.",
+        why="Otherwise blocks that one layer still needs are freed by the rules of another layer.",
         sources=("vLLM PR 37505",),
         workload="models.plans",
         check=one_manager,
@@ -390,10 +401,13 @@ LAWS = [
         id="plan.page-unified",
         level=Level.SAFETY,
         statement=(
-            "Where layers form several groups all pages are of one size, or one error that is meant as a "
-            "refusal names layers; never a bare assert."
+            "If layers form several groups, all groups have the same page size; otherwise planning refuses "
+            "the model with an error that names a layer, never with a bare assert."
         ),
-        why="A block of one group is too small for another; or a start that fails tells nobody which layer.",
+        why=(
+            "Otherwise a block is too small for some group, or the engine fails to start without naming a "
+            "layer."
+        ),
         sources=("vLLM PR 37505",),
         workload="models.plans",
         check=page_unified,
@@ -402,11 +416,13 @@ LAWS = [
         id="plan.one-group",
         level=Level.SAFETY,
         statement=(
-            "Where an engine is to manage all layers as full attention, they form one group with one "
-            "manager, or the refusal is one that is meant; full attention, windows and chunks with blocks of "
-            "one size are not refused."
+            "If the engine must manage all layers as full attention, they form one group with one manager or "
+            "are refused deliberately; full attention, windows and chunks with one block size are never "
+            "refused."
         ),
-        why="Who turns groups off, since a connector knows a single one, gets several, or no start.",
+        why=(
+            "A user turns groups off for a connector that knows only one, and gets several or a failed start."
+        ),
         sources=("vLLM's option disable_hybrid_kv_cache_manager",),
         workload="models.one-group",
         check=one_group,
@@ -414,8 +430,8 @@ LAWS = [
     Law(
         id="plan.inputs-unchanged",
         level=Level.SAFETY,
-        statement="Planning leaves the specs that it is given, and their order, as they were.",
-        why="Who plans twice, or compares workers afterwards, gets another plan than the first.",
+        statement="Planning does not change the specs that it is given, nor their order.",
+        why="Otherwise a second plan of the same layers, or a comparison of workers, gives another result.",
         sources=("vLLM PR 37505",),
         workload="models.plans",
         check=inputs_unchanged,
@@ -424,10 +440,13 @@ LAWS = [
         id="plan.tensors-cover",
         level=Level.SAFETY,
         statement=(
-            "Every layer has storage for a page of each block, apart from that of any other block and layer "
-            "that may be in use at the same time; the total is within the budget."
+            "Every layer has storage for a page of each block, which overlaps no other page that may be in "
+            "use at the same time, and the total is within the memory budget."
         ),
-        why="Blocks lie outside the memory, or on those of another request, or memory runs out at start.",
+        why=(
+            "Otherwise blocks lie outside the memory or overlap those of another request, or the engine runs "
+            "out of memory at start."
+        ),
         sources=("vLLM PR 37505",),
         workload="models.plans",
         check=tensors_cover,

@@ -1,4 +1,4 @@
-"""Laws of the pool: which blocks are free, which are held, which are found again."""
+"""Laws of the pool: which blocks are free, which are referenced, which a look-up finds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 State = dict[str, Any]
-"""What a probe answers: `free`, `free_count`, `refs`, `keys`, `found`."""
+"""The answer of a probe: `free`, `free_count`, `refs`, `keys`, `found`."""
 
 READING = ("pool.lookup", "pool.usage")
-"""Operations that change nothing, so that what was probed before them is still so."""
+"""Operations that change nothing, so an earlier probe stays valid."""
 
 
 @dataclass
 class Shape:
-    """What was created, and what was said of it."""
+    """The pool that the example created, and what it says about itself."""
 
     null: int | None
     reserved: list[int]
@@ -29,7 +29,7 @@ class Shape:
 
     @property
     def usable(self) -> list[int]:
-        """The blocks that can be held."""
+        """The blocks that can be allocated."""
         return [n for n in range(self.num_blocks) if n != self.null and n not in self.reserved]
 
     def real(self, blocks: list[int]) -> list[int]:
@@ -41,7 +41,7 @@ class Shape:
 
 @dataclass
 class Step:
-    """An operation, the probes right before and right after it, and how often each block was held."""
+    """An operation, the probes right before and after it, and the references that each block should have."""
 
     op: str
     args: dict[str, Any]
@@ -62,13 +62,13 @@ class Step:
 
     @property
     def refused(self) -> str:
-        """The exception in a line, if there was one."""
+        """The exception as one line, or an empty string."""
         error = self.outcome.get("error")
         return f"{error['type']}: {error['message']}" if error else ""
 
 
 def steps(events: list[Event]) -> Iterator[Step]:
-    """Each operation on a pool that was created, the creation included."""
+    """Each operation on a created pool, including its creation."""
     shape: Shape | None = None
     before: State | None = None
     held: Counter[int] = Counter()
@@ -117,32 +117,44 @@ def keys_of(state: State, block: int) -> list[str]:
 
 
 def disorder(shape: Shape, state: State) -> tuple[str, str, str] | None:
-    """What was expected, what is, and a word for it, where free and held blocks are not told apart."""
+    """Expected, observed and facet of the first block that is neither free nor referenced, or both."""
     free = shape.real(state["free"])
     times = Counter(free)
     if state["free_count"] != len(state["free"]):
-        return f"{len(state['free'])} free blocks counted", f"{state['free_count']}", "counter"
+        return (
+            f"a free counter of {len(state['free'])}, the length of the free list",
+            f"{state['free_count']}",
+            "counter",
+        )
     for block in times:
         if times[block] > 1:
-            return f"block {block} in the line once", f"{times[block]} times", "twice"
+            return f"block {block} is in the free list once", f"{times[block]} times", "twice"
         if block not in shape.usable:
-            what = "kept for good" if block in shape.reserved else f"none of {shape.num_blocks}"
-            return "only usable blocks in the line", f"block {block}, which is {what}", "unusable"
+            what = "reserved" if block in shape.reserved else f"not one of the {shape.num_blocks} blocks"
+            return "only usable blocks are in the free list", f"block {block}, which is {what}", "unusable"
     for block in shape.usable:
         refs = state["refs"][block]
         if refs > 0 and block in times:
-            return f"block {block}, which has {refs} references, not in the line", "it is", "free and held"
+            return (
+                f"block {block}, with {refs} references, is not in the free list",
+                "it is in the free list",
+                "free and held",
+            )
         if refs <= 0 and block not in times:
-            return f"block {block}, which has {refs} references, in the line", "it is not", "lost"
+            return (
+                f"block {block}, with {refs} references, is in the free list",
+                "it is not in the free list",
+                "lost",
+            )
     return None
 
 
 def partition(runs: Runs) -> int:
-    """Every block is one thing at a time, and those that are free can be had."""
+    """Each block is either free or referenced, and every free block can be allocated."""
     judged = 0
     for step in steps(runs[0]):
         if step.op == "pool.get_new_blocks" and step.before is not None:
-            judge_taken(step, step.before)
+            judge_allocated(step, step.before)
         if step.after is not None:
             judged += 1
             if wrong := disorder(step.shape, step.after):
@@ -151,27 +163,33 @@ def partition(runs: Runs) -> int:
     return judged
 
 
-def judge_taken(step: Step, before: State) -> None:
-    """As many as are free can be taken, and only they."""
+def judge_allocated(step: Step, before: State) -> None:
+    """All free blocks can be allocated, and no others."""
     number, free = step.args["num_blocks"], before["free"]
     if not 0 <= number <= min(len(free), before["free_count"]):
         return
     if not step.done:
-        raise LawBroken(f"{number} blocks, since {len(free)} are free", step.refused, ("refused",))
-    taken: list[int] = step.value
-    if len(set(taken)) != number or len(taken) != number:
-        raise LawBroken(f"{number} different blocks", f"{taken}", ("number",))
-    if held := [block for block in step.shape.real(taken) if block not in free]:
-        raise LawBroken(f"blocks that were free: some of {free}", f"{held} among them", ("not free",))
+        raise LawBroken(
+            f"{number} blocks are allocated, because {len(free)} are free", step.refused, ("refused",)
+        )
+    allocated: list[int] = step.value
+    if len(set(allocated)) != number or len(allocated) != number:
+        raise LawBroken(f"{number} different blocks are allocated", f"{allocated}", ("number",))
+    if held := [block for block in step.shape.real(allocated) if block not in free]:
+        raise LawBroken(
+            f"only free blocks are allocated, from {free}",
+            f"{allocated}, and {held} were not free",
+            ("not free",),
+        )
 
 
 def ref_model(runs: Runs) -> int:
-    """References are what the operations so far come to."""
+    """The reference counts are what the operations so far add up to."""
     judged = 0
     for step in steps(runs[0]):
         blocks = step.shape.real(step.args.get("blocks", []))
         if step.refused and legitimate(step, blocks):
-            raise LawBroken(f"{step.op}({step.args['blocks']}) done", step.refused, ("refused",))
+            raise LawBroken(f"{step.op}({step.args['blocks']}) succeeds", step.refused, ("refused",))
         if step.after is None:
             continue
         judged += 1
@@ -179,7 +197,7 @@ def ref_model(runs: Runs) -> int:
             refs, held = step.after["refs"][block], step.held[block]
             if refs != held:
                 raise LawBroken(
-                    f"after {step.op}: block {block} has {held} references, as often as it is held",
+                    f"after {step.op}: block {block} has {held} references, one for each holder",
                     f"it has {refs}",
                     ("negative" if refs < 0 else "too few" if refs < held else "too many",),
                 )
@@ -187,7 +205,7 @@ def ref_model(runs: Runs) -> int:
 
 
 def legitimate(step: Step, blocks: list[int]) -> bool:
-    """Whether an engine may touch, or free, these blocks."""
+    """Whether an engine may touch or free these blocks."""
     if step.op == "pool.free":
         return Counter(blocks) <= step.held_before
     if step.op != "pool.touch" or step.before is None or step.shape.foreign(blocks):
@@ -196,7 +214,7 @@ def legitimate(step: Step, blocks: list[int]) -> bool:
 
 
 def null_block(runs: Runs) -> int:
-    """The null block takes no part. A pool that has none keeps this law, whatever it does."""
+    """The null block is never allocated, free, found or counted. A pool without one keeps this law."""
     judged = 0
     for step in steps(runs[0]):
         shape, null = step.shape, step.shape.null
@@ -207,16 +225,17 @@ def null_block(runs: Runs) -> int:
             judged += 1
             if null in step.value:
                 facet = "handed out" if step.op == "pool.get_new_blocks" else "found"
-                raise LawBroken(f"blocks other than the null block {null}", f"{step.value}", (facet,))
+                raise LawBroken(f"{step.op} returns no null block {null}", f"{step.value}", (facet,))
         if step.op == "pool.usage" and step.done and step.before is not None:
             judged += 1
-            told: float = step.outcome["value"]
+            observed: float = step.outcome["value"]
             usable, free = len(shape.usable), step.before["free_count"]
             usage = 1 - free / usable if usable else 0.0
-            if abs(told - usage) > 1e-6:
+            if abs(observed - usage) > 1e-6:
                 raise LawBroken(
-                    f"a usage of {usage:.4f}, with {free} of {usable} blocks free, the null block left out",
-                    f"{told:.4f}",
+                    f"a usage of {usage:.4f}: {free} of {usable} blocks are free, not counting the null "
+                    "block",
+                    f"{observed:.4f}",
                     ("usage",),
                 )
         if step.after is not None:
@@ -228,41 +247,43 @@ def null_block(runs: Runs) -> int:
 def judge_null(step: Step, null: int, state: State) -> None:
     usable = len(step.shape.usable)
     if null in state["free"]:
-        raise LawBroken(f"the null block {null} never in the line", f"it is, after {step.op}", ("free",))
+        raise LawBroken(
+            f"the null block {null} is never in the free list", f"it is there after {step.op}", ("free",)
+        )
     if step.op == "pool.create" and state["free_count"] > usable:
         raise LawBroken(
-            f"{usable} free blocks in a new pool, the null block left out",
+            f"{usable} free blocks in a new pool, not counting the null block",
             f"{state['free_count']}",
             ("counted",),
         )
     found = [key for key, blocks in state["found"].items() if null in blocks]
     if found or keys_of(state, null):
         raise LawBroken(
-            f"no key for the null block {null}",
-            f"{found or keys_of(state, null)}, after {step.op}",
+            f"the null block {null} has no key",
+            f"{found or keys_of(state, null)} after {step.op}",
             ("key",),
         )
 
 
 def bad_input_refused(runs: Runs) -> int:
-    """What no engine may ask is refused, and leaves no trace; nothing is judged behind what was accepted."""
+    """Illegal calls are refused and change nothing."""
     judged = 0
     for step in steps(runs[0]):
         wrong = misuse_in(step)
         if not wrong or "died" in step.outcome:
             continue
         judged += 1
-        told = ", ".join(f"{name}={value}" for name, value in step.args.items())
+        call_args = ", ".join(f"{name}={value}" for name, value in step.args.items())
         changed = changes(step.before, step.after)
         if step.done:
             raise LawBroken(
-                f"{step.op}({told}) refused: {wrong}",
-                f"it answers {step.value}" + (f", and then {changed}" if changed else ""),
+                f"{step.op}({call_args}) is refused: {wrong}",
+                f"it returned {step.value}" + (f", and then {changed}" if changed else ""),
                 (wrong,),
             )
         if changed:
             raise LawBroken(
-                f"nothing changed by {step.op}({told}), which is refused: {wrong}",
+                f"the refused {step.op}({call_args}) changes nothing: {wrong}",
                 changed,
                 (f"{wrong}, changed",),
             )
@@ -270,7 +291,7 @@ def bad_input_refused(runs: Runs) -> int:
 
 
 def misuse_in(step: Step) -> str:
-    """What is wrong with the operation, if something is."""
+    """What is wrong with the operation, or an empty string."""
     blocks = step.args.get("blocks", [])
     if step.op in ("pool.touch", "pool.free", "pool.evict") and (foreign := step.shape.foreign(blocks)):
         which = "a negative block" if min(foreign) < 0 else "a block beyond the last"
@@ -290,84 +311,93 @@ def changes(before: State | None, after: State | None) -> str:
     """What differs between two probes, in words."""
     if before is None or after is None:
         return ""
-    told = [f"{name} is {after[name]}, not {before[name]}" for name in before if before[name] != after[name]]
-    return "; ".join(told)
+    changed = [
+        f"{name} changed from {before[name]} to {after[name]}"
+        for name in before
+        if before[name] != after[name]
+    ]
+    return "; ".join(changed)
 
 
 def reuse_order(runs: Runs) -> int:
-    """The line moves as declared. Where a block goes whose keys were taken while it was free is left open."""
+    """The free list changes as declared. A free block that lost its keys may move anywhere."""
     judged = 0
     for step in steps(runs[0]):
         if step.before is None or step.after is None or not step.done or not step.shape.reuse_order:
             continue
-        line, then = step.before["free"], step.after["free"]
-        told = list(step.args.get("blocks", []))
+        free_list, after = step.before["free"], step.after["free"]
+        blocks = list(step.args.get("blocks", []))
         left_open: list[int] = []
         match step.op:
             case "pool.get_new_blocks":
-                told = line[: step.args["num_blocks"]]
-                if set(step.value) != set(told) and set(step.value) <= set(line):
+                blocks = free_list[: step.args["num_blocks"]]
+                if set(step.value) != set(blocks) and set(step.value) <= set(free_list):
                     raise LawBroken(
-                        f"{told}, the first in the line {line}", f"{step.value} handed out", ("handed out",)
+                        f"{blocks} are allocated, the first of the free list {free_list}",
+                        f"{step.value}",
+                        ("handed out",),
                     )
-                expected = line[step.args["num_blocks"] :]
+                expected = free_list[step.args["num_blocks"] :]
             case "pool.touch":
-                if waiting := [block for block in step.shape.real(told) if block in then]:
+                if still_free := [block for block in step.shape.real(blocks) if block in after]:
                     raise LawBroken(
-                        f"{told} out of the line, since they are held", f"{waiting} in it", ("touch",)
+                        f"{blocks} leave the free list when they are touched",
+                        f"{still_free} are still in it",
+                        ("touch",),
                     )
-                expected = [block for block in line if block not in told]
+                expected = [block for block in free_list if block not in blocks]
             case "pool.free":
-                expected = lined_up(step, told, line, then)
+                expected = free_list_after(step, blocks, free_list, after)
             case "pool.evict":
-                expected, left_open = line, told
+                expected, left_open = free_list, blocks
             case "pool.cache" | "pool.cache_partial":
-                expected = line
+                expected = free_list
             case _:
                 continue
         judged += 1
-        # Which blocks are free at all is for another law.
-        common = set(expected).intersection(then).difference(left_open)
+        # pool.partition judges which blocks are free at all.
+        common = set(expected).intersection(after).difference(left_open)
         expected = [block for block in expected if block in common]
-        observed = [block for block in then if block in common]
+        observed = [block for block in after if block in common]
         if observed != expected:
             raise LawBroken(
-                f"after {step.op}({told}): the line {expected}, as {step.shape.reuse_order} has it",
+                f"after {step.op}({blocks}): the free list {expected}, by the declared "
+                f"{step.shape.reuse_order}",
                 f"{observed}",
                 (step.op.partition(".")[2],),
             )
     return judged
 
 
-def lined_up(step: Step, freed: list[int], line: list[int], then: list[int]) -> list[int]:
-    """The line behind an operation that frees blocks, in the declared order."""
+def free_list_after(step: Step, freed: list[int], free_list: list[int], after: list[int]) -> list[int]:
+    """The declared free list after an operation that frees blocks."""
     order, state = step.shape.reuse_order, step.before or {}
     last = {block: place for place, block in enumerate(freed)}
     new = [
         block
         for place, block in enumerate(freed)
-        if last[block] == place and block in then and block not in line
+        if last[block] == place and block in after and block not in free_list
     ]
     ends = {block: order["keyed" if keys_of(state, block) else "unkeyed"] for block in new}
     if not step.shape.enable_caching:
         ends = {block: order.get("without_caching", end) for block, end in ends.items()}
     first = [block for block in new if ends[block] == "first"]
-    return [*first, *line, *(block for block in new if block not in first)]
+    return [*first, *free_list, *(block for block in new if block not in first)]
 
 
 Key = tuple[tuple[int, ...], int]
-"""Tokens up to the end of what is in a block, and the group."""
+"""All tokens up to the end of a block's content, and the group."""
 
 
 class Contents:
-    """What blocks must be found for, and what they may be found for."""
+    """The keys that must find a block (`sure`), and the keys that may (`possible`)."""
 
     def __init__(self) -> None:
         self.sure: dict[Key, set[int]] = {}
         self.possible: dict[Key, set[int]] = {}
 
     def store(self, key: Key, block: int) -> None:
-        """A key for longer content may take the place of those for the beginning of the same block."""
+        """A key for more of a block's content may replace the keys for less of it."""
         for other, blocks in self.sure.items():
             if block in blocks and len(other[0]) < len(key[0]):
                 blocks.remove(block)
@@ -376,32 +406,32 @@ class Contents:
 
     def forget(self, blocks: list[int]) -> None:
         for known in (self.sure, self.possible):
-            for having in known.values():
-                having.difference_update(blocks)
+            for holding in known.values():
+                holding.difference_update(blocks)
 
     def doubt(self) -> None:
-        """Be sure of nothing any more."""
+        """Make every sure key a possible one."""
         for key, blocks in self.sure.items():
             self.possible.setdefault(key, set()).update(blocks)
         self.sure = {}
 
 
 def hash_metadata(runs: Runs) -> int:
-    """Blocks, the index and what was stored tell the same."""
+    """The keys of the blocks, the prefix-cache index and the cached content agree."""
     judged = 0
     contents = Contents()
     for step in steps(runs[0]):
         shape, blocks = step.shape, step.args.get("blocks", [])
         concerned: list[int] | None = None
         if step.refused and storable(step):
-            raise LawBroken(f"{step.op} done", step.refused, ("refused",))
+            raise LawBroken(f"{step.op} succeeds", step.refused, ("refused",))
         if step.op == "pool.create":
             contents = Contents()
         elif step.op == "pool.lookup" and step.done:
             judged += 1
             judge_found(step, contents)
         elif step.op == "pool.reset":
-            # For another law; here it is enough that index and blocks agree.
+            # pool.reset judges this; here it is enough that index and blocks agree.
             contents.doubt()
         elif not step.done:
             continue
@@ -429,7 +459,7 @@ def hash_metadata(runs: Runs) -> int:
 
 
 def storable(step: Step) -> bool:
-    """Whether this is an operation on keys that an engine may ask for."""
+    """Whether this is a legal operation on keys."""
     if step.op == "pool.evict":
         return not step.shape.foreign(step.args["blocks"])
     if step.op not in ("pool.cache", "pool.cache_partial"):
@@ -440,31 +470,33 @@ def storable(step: Step) -> bool:
 
 
 def judge_found(step: Step, contents: Contents) -> None:
-    """A look-up finds what is there, and nothing else."""
+    """A look-up finds the cached blocks of its content, and no others."""
     keys = [(tuple(step.args["tokens"]), group) for group in step.args["groups"]]
-    having = [contents.sure.get(key, set()) for key in keys]
-    asked = f"{step.args['tokens']} in the groups {step.args['groups']}"
+    cached = [contents.sure.get(key, set()) for key in keys]
+    query = f"tokens {step.args['tokens']} in groups {step.args['groups']}"
     if step.value is None:
-        if all(having):
+        if all(cached):
             raise LawBroken(
-                f"blocks for {asked}: of {[sorted(blocks) for blocks in having]}",
-                "none found",
+                f"a look-up of {query} finds blocks, one of each of {[sorted(blocks) for blocks in cached]}",
+                "it finds none",
                 ("not found",),
             )
         return
     if len(step.value) != len(keys):
-        raise LawBroken(f"a block for each of {asked}", f"{step.value}", ("number",))
+        raise LawBroken(f"a look-up of {query} finds one block for each group", f"{step.value}", ("number",))
     for key, block in zip(keys, step.value, strict=True):
         right = contents.sure.get(key, set()) | contents.possible.get(key, set())
         if block not in right and block != step.shape.null:
-            known = f"one of {sorted(right)}" if right else "none"
-            raise LawBroken(f"for {asked} in group {key[1]}: {known}", f"block {block}", ("false hit",))
+            known = f"one of {sorted(right)}" if right else "no block"
+            raise LawBroken(
+                f"a look-up of {query} finds {known} for group {key[1]}", f"block {block}", ("false hit",)
+            )
 
 
 def judge_keys(step: Step, state: State, concerned: list[int] | None) -> None:
-    """Index and blocks agree; who was handed out or evicted has no key; others keep theirs.
+    """Index and blocks agree; allocated and evicted blocks have no key; other blocks keep their keys.
 
-    With `concerned` None any block may have changed.
+    If `concerned` is None, any block may have changed.
     """
     found: dict[str, list[str]] = {}
     for key, blocks in state["found"].items():
@@ -476,8 +508,8 @@ def judge_keys(step: Step, state: State, concerned: list[int] | None) -> None:
         carried, indexed = sorted(state["keys"].get(name, [])), sorted(found.get(name, []))
         if carried != indexed:
             raise LawBroken(
-                f"after {step.op}: block {name} found under each key that it carries, {carried}",
-                f"under {indexed}",
+                f"after {step.op}: the index finds block {name} under the keys it carries, {carried}",
+                f"it finds the block under {indexed}",
                 ("not in the index" if set(carried) - set(indexed) else "only in the index",),
             )
     if concerned is None:
@@ -487,7 +519,7 @@ def judge_keys(step: Step, state: State, concerned: list[int] | None) -> None:
             if keys_of(state, block):
                 facet = "kept by reuse" if step.op == "pool.get_new_blocks" else "kept by eviction"
                 raise LawBroken(
-                    f"block {block} without keys after {step.op}", f"{keys_of(state, block)}", (facet,)
+                    f"block {block} has no keys after {step.op}", f"{keys_of(state, block)}", (facet,)
                 )
     for block in step.shape.usable:
         if step.before is None or block in concerned:
@@ -495,16 +527,16 @@ def judge_keys(step: Step, state: State, concerned: list[int] | None) -> None:
         earlier, now = sorted(keys_of(step.before, block)), sorted(keys_of(state, block))
         if earlier != now:
             raise LawBroken(
-                f"block {block} with the keys {earlier}, since {step.op} is not about them",
+                f"{step.op}, which does not concern block {block}, leaves the block's keys {earlier}",
                 f"{now}",
                 (f"changed by {step.op.partition('.')[2]}",),
             )
 
 
 def reset(runs: Runs) -> int:
-    """Reset is done exactly when nobody holds a block, and then leaves no key; else it changes nothing.
+    """A reset succeeds exactly when no block is referenced, and leaves no key; otherwise it changes nothing.
 
-    Whether references tell who holds a block is for other laws, and so is whether the free are told apart.
+    Other laws judge the reference counts and the free list.
     """
     judged = 0
     for step in steps(runs[0]):
@@ -515,18 +547,20 @@ def reset(runs: Runs) -> int:
         judged += 1
         held = [block for block in step.shape.usable if step.before["refs"][block] > 0]
         done = step.value is True
-        observed = step.refused or f"it answers {step.value}"
+        observed = step.refused or f"it returns {step.value}"
         if held and done:
-            raise LawBroken(f"no reset while {held} are held", observed, ("done while held",))
+            raise LawBroken(
+                f"the reset is refused while blocks {held} are referenced", observed, ("done while held",)
+            )
         if not held and not done:
-            raise LawBroken("a reset, since no block is held", observed, ("refused",))
+            raise LawBroken("the reset succeeds, because no block is referenced", observed, ("refused",))
         if step.after is None:
             continue
         if done and (step.after["keys"] or step.after["found"]):
-            left = f"blocks carry {step.after['keys']}, the index has {step.after['found']}"
-            raise LawBroken("no key after a reset", left, ("key left",))
+            left = f"blocks have the keys {step.after['keys']}, the index has {step.after['found']}"
+            raise LawBroken("no key is left after a reset", left, ("key left",))
         if not done and (changed := changes(step.before, step.after)):
-            raise LawBroken("nothing changed by a reset that is not done", changed, ("changed",))
+            raise LawBroken("a refused reset changes nothing", changed, ("changed",))
     return judged
 
 
@@ -535,12 +569,13 @@ LAWS = [
         id="pool.partition",
         level=Level.SAFETY,
         statement=(
-            "Every block is the null block, or reserved for good (declared), or free exactly once, or "
-            "referenced; the free counter equals the free list, and as many blocks as are free can be taken."
+            "Every block is exactly one of these: the null block, declared as reserved, once in the free "
+            "list, or referenced; the free counter equals the length of the free list, and every free "
+            "block can be allocated."
         ),
         why=(
-            "A block that is free and held, or free twice, is given to two requests, which overwrite each "
-            "other's cache; one that is neither is lost until the engine restarts."
+            "A block that is free and referenced, or free twice, is allocated to two requests, which "
+            "overwrite each other's cache. A block that is neither is lost until the engine restarts."
         ),
         sources=("the engine contract",),
         workload="pool.machine",
@@ -550,10 +585,13 @@ LAWS = [
         id="pool.ref-model",
         level=Level.SAFETY,
         statement=(
-            "A block's reference count equals the number of tables that hold it; it is never negative; the "
-            "null block is exempt."
+            "The reference count of every block except the null block equals the number of its holders, "
+            "and is never negative."
         ),
-        why="With one too few a block is reused under who reads it; with one too many it is lost.",
+        why=(
+            "With a reference too few, a block is reused while a request still reads it. With one too "
+            "many, it is never free again."
+        ),
         sources=("the engine contract",),
         workload="pool.machine",
         check=ref_model,
@@ -562,10 +600,13 @@ LAWS = [
         id="pool.null-block",
         level=Level.SAFETY,
         statement=(
-            "The null block, if there is one, is never handed out, never gets a key, is never free, found, "
-            "or counted."
+            "The null block, if there is one, is never allocated, cached, found by a look-up, in the free "
+            "list, or counted in the usage."
         ),
-        why="It stands for blocks that nobody reads; what is written there, or found there, is anybody's.",
+        why=(
+            "Many block tables contain the null block. A request that reads its content reads what others "
+            "wrote there."
+        ),
         sources=("the engine contract",),
         workload="pool.machine",
         check=null_block,
@@ -574,12 +615,12 @@ LAWS = [
         id="pool.bad-input-refused",
         level=Level.ROBUSTNESS,
         statement=(
-            "Negative and oversized numbers, blocks that are freed more often than they are held, and blocks "
-            "that the pool does not have are refused with an error, and nothing changes."
+            "The pool refuses negative and oversized numbers of blocks, unknown blocks, and freeing a block "
+            "more often than it is referenced; it raises an error and changes nothing."
         ),
         why=(
-            "A mistake in a scheduler or a connector goes unnoticed, and shows later as wrong output of "
-            "another request."
+            "Otherwise a mistake in a scheduler or connector goes unnoticed, and shows up later as wrong "
+            "output of another request."
         ),
         sources=("the engine contract",),
         workload="pool.misuse",
@@ -589,10 +630,10 @@ LAWS = [
         id="pool.reuse-order",
         level=Level.SAFETY,
         statement=(
-            "Free blocks are reused in the declared order; touching takes a block out of the line, and "
-            "nothing else moves those that wait in it."
+            "Free blocks are allocated in the declared order; touching a block takes it out of the free "
+            "list, and nothing else reorders the list."
         ),
-        why="Content that is wanted again is lost while content that nobody wants stays: the cache misses.",
+        why="Otherwise the pool evicts content that is needed again and keeps content that is not.",
         sources=("the engine contract",),
         workload="pool.machine",
         check=reuse_order,
@@ -602,11 +643,14 @@ LAWS = [
         id="pool.hash-metadata",
         level=Level.SAFETY,
         statement=(
-            "A block carries a key exactly when the index finds it under that key (a block may have several, "
-            "and several blocks one); reuse and eviction clear all; blocks with one key live and die "
-            "independently."
+            "A block carries a key exactly when the index finds the block under that key; allocating or "
+            "evicting a block clears all of its keys and leaves those of other blocks, even of blocks with "
+            "the same key."
         ),
-        why="A key without its content serves another request's cache; content without its key is lost.",
+        why=(
+            "A key that outlives its content makes requests read another request's cache. Content without "
+            "its key is never found again."
+        ),
         sources=("the engine contract",),
         workload="pool.machine",
         check=hash_metadata,
@@ -615,10 +659,13 @@ LAWS = [
         id="pool.reset",
         level=Level.SAFETY,
         statement=(
-            "Reset succeeds exactly when no request holds a block, and then no key survives; a reset that "
-            "does not succeed changes nothing."
+            "A reset succeeds exactly when no block is referenced, and then leaves no key; a refused reset "
+            "changes nothing."
         ),
-        why="It is called when weights have changed: a key that survives serves the cache of the old ones.",
+        why=(
+            "The prefix cache is reset when the weights change. A key that survives serves the cache of "
+            "the old weights."
+        ),
         sources=("the engine contract",),
         workload="pool.machine",
         check=reset,

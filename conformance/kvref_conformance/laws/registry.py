@@ -7,7 +7,7 @@ from typing import Any
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 Entry = dict[str, str | None]
-"""What a look-up answers: manager and uniform base."""
+"""The answer of a registry look-up: `manager` and uniform `base`."""
 
 
 def is_registration(event: Event) -> bool:
@@ -15,7 +15,7 @@ def is_registration(event: Event) -> bool:
 
 
 def entry(registration: Entry) -> Entry:
-    """The look-up answer that a registration asks for; no base means the class itself."""
+    """The look-up answer that a registration asks for. Without a base, the class is its own base."""
     return {
         "manager": registration["manager"],
         "base": registration["base"] or registration["spec_class"],
@@ -23,7 +23,7 @@ def entry(registration: Entry) -> Entry:
 
 
 def looked_up(events: list[Event]) -> dict[str, Entry]:
-    """The latest answer of each class that was looked up."""
+    """The latest look-up answer for each class."""
     return {
         event["args"]["spec"]["class"]: event["outcome"]["value"]
         for event in events
@@ -32,7 +32,7 @@ def looked_up(events: list[Event]) -> dict[str, Entry]:
 
 
 def before_and_after(events: list[Event], place: int) -> tuple[dict[str, Entry], dict[str, Entry]]:
-    """What the look-ups right before and right after an event answered."""
+    """The answers of the look-ups right before and right after an event."""
     first, last = place, place + 1
     while first > 0 and events[first - 1]["op"] == "registry.lookup":
         first -= 1
@@ -42,7 +42,7 @@ def before_and_after(events: list[Event], place: int) -> tuple[dict[str, Entry],
 
 
 def defined(events: list[Event]) -> dict[str, list[str]]:
-    """The MRO of each class that was defined, by name."""
+    """The MRO of each class that the example defined, by name."""
     return {
         event["args"]["name"]: event["outcome"]["value"]
         for event in events
@@ -51,23 +51,25 @@ def defined(events: list[Event]) -> dict[str, list[str]]:
 
 
 def refuse_change(events: list[Event], place: int, what: str) -> None:
-    """Raise `LawBroken` when look-ups on both sides of an event differ."""
+    """Raise `LawBroken` if the look-ups before and after an event differ."""
     before, after = before_and_after(events, place)
     for name, answer in before.items():
         if after.get(name, answer) != answer:
-            raise LawBroken(f"{what} leaves {name} as it was: {answer}", f"{after[name]}", ("changed",))
+            raise LawBroken(
+                f"{what} leaves {name} unchanged: {answer}", f"{name} is {after[name]}", ("changed",)
+            )
 
 
-def told(outcome: dict[str, Any]) -> str:
-    """An exception in a line."""
+def error_line(outcome: dict[str, Any]) -> str:
+    """An exception as one line: its type and its message."""
     return f"{outcome['error']['type']}: {outcome['error']['message']}"
 
 
 def nearest_base(runs: Runs) -> int:
-    """Follow each process: a look-up must answer what the nearest registered ancestor was given.
+    """In each process, a look-up returns the entry of the nearest registered class in the MRO.
 
-    What an override makes of an entry is for another law. Here the next look-up of the class tells, and so it
-    does for classes of the target's own that may have no entry but that one.
+    Another law judges what an override does to an entry. After an override, this law takes the class's next
+    look-up as its entry. It does the same for the target's own classes, which may have no entry of their own.
     """
     judged = 0
     for events in runs:
@@ -93,7 +95,7 @@ def nearest_base(runs: Runs) -> int:
             elif event["op"] == "registry.lookup":
                 name = arguments["spec"]["class"]
                 if (name not in mro or name in entries) and entries.get(name) is None:
-                    # A class of the target, or overridden: later answers are held to the first one.
+                    # A class of the target, or overridden: later answers must equal the first one.
                     entries[name] = outcome["value"]
                 nearest = next((c for c in mro.get(name, [name]) if c in entries), None)
                 expected = entries[nearest] if nearest else {"manager": None, "base": None}
@@ -102,17 +104,18 @@ def nearest_base(runs: Runs) -> int:
                 judged += 1
                 if outcome["value"] != expected:
                     raise LawBroken(
-                        f"{name} looked up as {nearest}, its nearest registered class: {expected}",
+                        f"the look-up of {name} returns the entry of {nearest}, the nearest registered "
+                        f"class: {expected}",
                         f"{outcome['value']}",
                     )
     return judged
 
 
 def idempotent(runs: Runs) -> int:
-    """A registration that says what is registered already is accepted, and changes no look-up beside it.
+    """A registration that repeats an earlier one is accepted, and the look-ups around it agree.
 
-    For a class of the target's own, what it answers right before stands for its registration, unless
-    something was overridden.
+    For a class of the target's own, the look-up right before stands for its registration, unless something
+    was overridden.
     """
     judged = 0
     for events in runs:
@@ -129,16 +132,16 @@ def idempotent(runs: Runs) -> int:
                 judged += 1
                 if "error" in outcome:
                     raise LawBroken(
-                        f"the same registration of {name} again does nothing", told(outcome), ("refused",)
+                        f"a repeated registration of {name} does nothing", error_line(outcome), ("refused",)
                     )
-                refuse_change(events, place, f"the same registration of {name} again")
+                refuse_change(events, place, f"a repeated registration of {name}")
             if "value" in outcome:
                 accepted[name] = same
     return judged
 
 
 def base_is_ancestor(runs: Runs) -> int:
-    """A registration or an override that names a base which is no ancestor is refused and changes nothing."""
+    """A registration or override whose base is not an ancestor is refused, and changes nothing."""
     judged = 0
     for events in runs:
         for place, event in enumerate(events):
@@ -153,15 +156,15 @@ def base_is_ancestor(runs: Runs) -> int:
                 raise LawBroken(
                     f"{base} is refused as the uniform base of {name}, which derives from "
                     f"{', '.join(ancestors[1:])}",
-                    "accepted",
+                    f"{event['op']} accepted it",
                     ("override" if event["op"] == "registry.override" else "registration",),
                 )
-            refuse_change(events, place, f"refusing {base} as the uniform base of {name}")
+            refuse_change(events, place, f"the refusal of {base} as the uniform base of {name}")
     return judged
 
 
 def override_replaces(runs: Runs) -> int:
-    """An override gives a registered class what is given, keeps the rest, and is seen by who follows it."""
+    """An override replaces what it names, keeps the rest of the entry, and reaches inheriting subclasses."""
     judged = 0
     for events in runs:
         registered: set[str] = set()
@@ -179,8 +182,8 @@ def override_replaces(runs: Runs) -> int:
                 judged += 1
                 if "value" in outcome:
                     raise LawBroken(
-                        f"{name} cannot be overridden, since it is not registered itself",
-                        "accepted",
+                        f"the override of {name} is refused, because {name} itself is not registered",
+                        "the override was accepted",
                         ("unregistered",),
                     )
                 refuse_change(events, place, f"a refused override of {name}")
@@ -189,7 +192,9 @@ def override_replaces(runs: Runs) -> int:
                 continue  # for another law
             if "error" in outcome:
                 if name in mro:
-                    raise LawBroken(f"{name} overridden with {given}", told(outcome), ("refused",))
+                    raise LawBroken(
+                        f"the override of {name} with {given} is accepted", error_line(outcome), ("refused",)
+                    )
                 continue  # a class of the target's own may have no entry
             if name not in before or name not in after:
                 continue
@@ -198,28 +203,29 @@ def override_replaces(runs: Runs) -> int:
             for key in ("manager", "base"):
                 if after[name][key] != expected[key]:
                     raise LawBroken(
-                        f"{name}, which was {before[name]}, is {expected} once overridden with {given}",
-                        f"{after[name]}",
+                        f"the override with {given} changes {name} from {before[name]} to {expected}",
+                        f"{name} is {after[name]}",
                         (f"{key} {'not replaced' if key in given else 'not kept'}",),
                     )
-            for follower, answer in after.items():
-                ancestors = mro.get(follower, [])
+            for subclass, answer in after.items():
+                ancestors = mro.get(subclass, [])
                 nearest = next((c for c in ancestors if c in registered or c not in mro), None)
-                if nearest == name and before.get(follower) == before[name] and answer != after[name]:
+                if nearest == name and before.get(subclass) == before[name] and answer != after[name]:
                     raise LawBroken(
-                        f"{follower}, which follows {name}, is {after[name]} once that is overridden",
-                        f"{answer}",
+                        f"the override of {name} also changes {subclass}, which inherits its entry, to "
+                        f"{after[name]}",
+                        f"{subclass} is {answer}",
                         ("not seen by a subclass",),
                     )
     return judged
 
 
 def base_agrees(runs: Runs) -> int:
-    """Classes with one registered base are uniform when their fields are equal; those with two never are.
+    """Specs with the same base and fields are uniform; specs with different bases are not.
 
-    A planner puts uniform layers into one group, with the manager of one of them. So a yes across bases takes
-    layers together that were registered as different, and a no within a base keeps apart what was registered
-    as the same. The class itself must be an instance of the base that it is registered with.
+    A planner puts uniform layers into one group, under the manager of one of them. So "uniform" across bases
+    merges layers that were registered as different, and "not uniform" within a base separates layers that
+    were registered as the same. Each class must also derive from the base that it is registered with.
     """
     judged = 0
     for events in runs:
@@ -243,8 +249,8 @@ def base_agrees(runs: Runs) -> int:
             for name, base in zip(names, bases, strict=True):
                 if base not in mro.get(name, [base]):
                     raise LawBroken(
-                        f"{name} is an instance of its uniform base",
-                        f"its base is {base}, it derives from {', '.join(mro[name][1:])}",
+                        f"{name} derives from its uniform base",
+                        f"its base is {base}, but it derives from {', '.join(mro[name][1:])}",
                         (f"{whose}, no instance",),
                     )
             uniform, apart = event["outcome"]["value"], len(set(bases)) > 1
@@ -253,21 +259,21 @@ def base_agrees(runs: Runs) -> int:
             judged += apart or same_fields
             if uniform and apart:
                 raise LawBroken(
-                    f"{listed} are not uniform, as they are registered with different bases",
-                    f"{names[0]} finds them uniform",
+                    f"{listed} are not uniform, because they are registered with different bases",
+                    f"{names[0]} reports them as uniform",
                     (f"{whose}, uniform across bases",),
                 )
             if not uniform and not apart and same_fields:
                 raise LawBroken(
-                    f"{listed} are uniform, as they have one base and the same fields",
-                    f"{names[0]} finds them not uniform",
+                    f"{listed} are uniform, because they have the same base and the same fields",
+                    f"{names[0]} reports them as not uniform",
                     (f"{whose}, not uniform within a base",),
                 )
     return judged
 
 
 def same_table(first: list[Event], second: list[Event], when: str) -> int:
-    """Raise `LawBroken` unless the second process looks up what the first one does."""
+    """Raise `LawBroken` unless both processes return the same look-ups."""
     expected, answers = (
         {e["args"]["spec"]["class"]: e["outcome"] for e in events if e["op"] == "registry.lookup"}
         for events in (first, second)
@@ -276,17 +282,17 @@ def same_table(first: list[Event], second: list[Event], when: str) -> int:
         if (other := answers.get(name, {})) != outcome:
             unknown = "value" in other and other["value"]["manager"] is None
             raise LawBroken(
-                f"{name} looked up as {outcome}, as {when}",
-                f"{other} otherwise",
+                f"the look-up of {name} returns {outcome}, as {when}",
+                f"{other}",
                 ("unknown" if unknown else "different",),
             )
     return len(expected)
 
 
 def order_free(runs: Runs) -> int:
-    """Compare the look-ups of two processes that made the same registrations in different orders.
+    """Two processes that make the same registrations in different orders return the same look-ups.
 
-    An override of what is not registered yet is none of those; it is to be refused.
+    An override of a class that is not registered yet must be refused; it is left out of the comparison.
     """
     if len(runs) < 2:
         return 0
@@ -300,38 +306,40 @@ def order_free(runs: Runs) -> int:
             earlier = [e["args"]["spec_class"] for e in second[:place] if is_registration(e)]
             if name not in earlier and "value" in outcome:
                 raise LawBroken(
-                    f"an override of {name} before it is registered is refused", "accepted", ("early",)
+                    f"an override of {name} before its registration is refused",
+                    "the override was accepted",
+                    ("early",),
                 )
             if name not in earlier:
                 continue
         if event["op"] != "registry.lookup" and "error" in outcome:
             raise LawBroken(
-                "registrations accepted when the built-ins come first are accepted in any order",
-                f"{event['op']}: {told(outcome)}",
+                "registrations that are accepted after the built-ins are accepted in any order",
+                f"{event['op']}: {error_line(outcome)}",
                 ("refused",),
             )
     return same_table(first, second, "when the built-ins were registered first")
 
 
 def total(runs: Runs) -> int:
-    """Whatever is legal once the built-ins are there is done; the first process asks for little else."""
+    """After the built-ins are registered, every legal operation of the first process succeeds."""
     judged, registered = 0, set()
     for event in runs[0]:
         arguments, outcome = event["args"], event["outcome"]
         if is_registration(event):
             registered.add(arguments["spec_class"])
-        # Not each of the target's own classes needs to be registered.
+        # Some of the target's own classes may have no registration to override.
         if event["op"] == "registry.override" and arguments["spec_class"] not in registered:
             continue
         judged += 1
         if "error" in outcome:
-            asked = ", ".join(f"{name}={value}" for name, value in arguments.items())
-            raise LawBroken(f"{event['op']}({asked}) done", told(outcome), (event["op"],))
+            call_args = ", ".join(f"{name}={value}" for name, value in arguments.items())
+            raise LawBroken(f"{event['op']}({call_args}) succeeds", error_line(outcome), (event["op"],))
     return judged
 
 
 def hook_seen(runs: Runs) -> int:
-    """In the first process, which is initialised first, the hook has registered what is looked up."""
+    """In the first process, which is initialised first, look-ups return what the platform hook registered."""
     if any("value" not in event["outcome"] for event in runs[0]):
         return 0
     judged = 0
@@ -346,7 +354,7 @@ def hook_seen(runs: Runs) -> int:
             judged += 1
             if (found := event["outcome"]["value"]) != hooked[name]:
                 raise LawBroken(
-                    f"{name} looked up as {hooked[name]}, as the hook has registered it",
+                    f"the look-up of {name} returns {hooked[name]}, as the platform hook registered it",
                     f"{found}",
                     ("not seen",),
                 )
@@ -354,10 +362,10 @@ def hook_seen(runs: Runs) -> int:
 
 
 def every_process(runs: Runs) -> int:
-    """Compare the look-ups of two processes that registered and initialised the same.
+    """Two processes that register and initialise in the same way return the same look-ups.
 
-    A worker that is spawned imports the target anew; it is not a copy of a process that has used it. That is
-    what these processes are: forked, but from one that has imported the target and asked nothing of it.
+    A spawned worker imports the target afresh. It is not a copy of a process that has used the target. These
+    processes are like it: they are forked from a process that has imported the target and called nothing.
     """
     if len(runs) < 2:
         return 0
@@ -367,17 +375,17 @@ def every_process(runs: Runs) -> int:
     for event in second:
         if event["op"] != "registry.lookup" and "error" in event["outcome"]:
             raise LawBroken(
-                f"{event['op']} accepted, as in another process",
-                told(event["outcome"]),
+                f"{event['op']} is accepted, as in another process",
+                error_line(event["outcome"]),
                 ("refused",),
             )
     return same_table(first, second, "in a process that did nothing but register and initialise")
 
 
 def concurrent(runs: Runs) -> int:
-    """Whatever threads are answered side by side, some order of their steps answers, too.
+    """Concurrent threads are answered as in some sequential order of their steps.
 
-    Manager and base are asked for one after the other, and are judged one by one.
+    A thread reads the manager and the base one after the other, so each is judged on its own.
     """
     judged = 0
     for events in runs:
@@ -390,7 +398,7 @@ def concurrent(runs: Runs) -> int:
             for race in races:
                 judged += 1
                 if "died" in race:
-                    raise LawBroken("every thread comes to its end", race["died"], ("hangs",))
+                    raise LawBroken("every thread finishes", race["died"], ("hangs",))
                 for number, steps in enumerate(event["args"]["threads"]):
                     for place, step in enumerate(steps):
                         answer = parts(race["answers"][number][place])
@@ -398,14 +406,14 @@ def concurrent(runs: Runs) -> int:
                         for part, value in answer.items():
                             if all(other.get(part) != value for other in possible):
                                 raise LawBroken(
-                                    f"thread {number}, {subject_of(step)}: an answer that some order of the "
-                                    f"threads' steps gives, {' or '.join(map(str, unique(possible)))}",
-                                    f"{answer} with the threads side by side",
+                                    f"thread {number}, {subject_of(step)}: the answer of some sequential "
+                                    f"order of the threads' steps, {' or '.join(map(str, unique(possible)))}",
+                                    f"{answer} when the threads run concurrently",
                                     ("half-filled" if step["op"] == "registry.lookup" else "refused",),
                                 )
                 if all(race["after"] != order["after"] for order in orders):
                     raise LawBroken(
-                        "when all threads have ended, the table of some order of their steps, "
+                        "after all threads have finished, the table of some sequential order of their steps, "
                         f"{' or '.join(str(order['after']) for order in orders)}",
                         f"{race['after']}",
                         ("table",),
@@ -414,7 +422,7 @@ def concurrent(runs: Runs) -> int:
 
 
 def parts(outcome: dict[str, Any]) -> dict[str, Any]:
-    """What of an outcome is judged for itself."""
+    """The parts of an outcome that are judged separately."""
     if "error" in outcome:
         return {"error": outcome["error"]["type"]}
     return outcome["value"] if isinstance(outcome["value"], dict) else {"value": outcome["value"]}
@@ -430,14 +438,14 @@ def unique(items: list[Any]) -> list[Any]:
 
 
 def conflict_refused(runs: Runs) -> int:
-    """A registration that contradicts an accepted one must be refused by name, and change nothing."""
+    """A registration that contradicts an accepted one is refused, names the class, and changes nothing."""
     judged = 0
     for events in runs:
         accepted: dict[str, list[Entry]] = {}
         for place, event in enumerate(events):
             outcome = event["outcome"]
             if event["op"] == "registry.override" and "value" in outcome:
-                # Whether one may also register what an override has made of an entry is left open.
+                # Either answer is fine when a registration repeats what an override made of the entry.
                 _, after = before_and_after(events, place)
                 for name, known in accepted.items():
                     known += [after[name]] if name in after else []
@@ -451,12 +459,13 @@ def conflict_refused(runs: Runs) -> int:
             judged += 1
             if "error" not in outcome:
                 raise LawBroken(
-                    f"{name}, registered as {accepted[name][0]}, cannot be registered as {wanted}", "accepted"
+                    f"{name}, registered as {accepted[name][0]}, cannot be registered as {wanted}",
+                    "the second registration was accepted",
                 )
             if name not in outcome["error"]["message"]:
                 raise LawBroken(
                     f"the refusal of a second registration of {name} names the class",
-                    told(outcome),
+                    error_line(outcome),
                     ("message",),
                 )
             refuse_change(events, place, f"a refused registration of {name}")
@@ -464,7 +473,7 @@ def conflict_refused(runs: Runs) -> int:
 
 
 def refusals_survive_o(runs: Runs) -> int:
-    """Compare a process that has asserts with one that has none; legal calls must pass in both."""
+    """A process without asserts (`python -O`) refuses what a process with asserts refuses."""
     if len(runs) < 2:
         return 0
     judged = 0
@@ -477,15 +486,16 @@ def refusals_survive_o(runs: Runs) -> int:
             if "error" not in without["outcome"]:
                 error = event["outcome"]["error"]
                 raise LawBroken(
-                    f"refused under python -O as it is without ({error['type']}: {error['message']})",
-                    f"{event['op']} accepted under python -O",
+                    f"{event['op']} is refused under python -O, as without it ({error['type']}: "
+                    f"{error['message']})",
+                    f"{event['op']} was accepted under python -O",
                     (refusal_kind(runs[0], event),),
                 )
     return judged
 
 
 def refusal_kind(events: list[Event], refused: Event) -> str:
-    """What was refused, in a word."""
+    """The kind of the refusal, for the facet."""
     if refused["op"] == "registry.check":
         return "unregistered layer"
     earlier = events[: events.index(refused)]
@@ -499,11 +509,11 @@ LAWS = [
         id="registry.total",
         level=Level.SAFETY,
         statement=(
-            "Once the built-ins are there, classes can be registered by a call, a decorator or the hook of a "
-            "platform, what was registered by a call can be overridden where the registry can do that, and "
-            "all classes can be looked up."
+            "After the built-ins are registered, a plugin can register classes by a call, a decorator or a "
+            "platform hook, override a class that was registered by a call (if the registry supports it), "
+            "and look up every class."
         ),
-        why="An engine with a plugin does not start.",
+        why="Otherwise an engine with a plugin does not start.",
         sources=("vLLM PR 37505", "vLLM RFC 36668"),
         workload="registry.orders",
         check=total,
@@ -511,8 +521,8 @@ LAWS = [
     Law(
         id="registry.hook-seen",
         level=Level.SAFETY,
-        statement="What the hook of a platform registers is looked up as it has registered it.",
-        why="A plugin's layers are managed and grouped like those of the class that they derive from.",
+        statement="A look-up returns what the platform hook registered.",
+        why="Otherwise a plugin's layers are managed and grouped like the stock class they derive from.",
         sources=("vLLM PR 37505",),
         workload="registry.orders",
         check=hook_seen,
@@ -521,10 +531,13 @@ LAWS = [
         id="registry.nearest-base",
         level=Level.SAFETY,
         statement=(
-            "A look-up uses the nearest registered class in the spec's MRO, and takes the manager and the "
-            "uniform base from that same entry."
+            "A look-up takes both the manager and the uniform base from the nearest registered class in the "
+            "spec's MRO."
         ),
-        why="A layer managed by an ancestor's manager is freed, grouped or restored by the wrong rules.",
+        why=(
+            "A layer under a more distant ancestor's manager is freed, grouped or restored by the wrong "
+            "rules."
+        ),
         sources=("vLLM PR 37505", "vLLM RFC 36668"),
         workload="registry.machine",
         check=nearest_base,
@@ -533,11 +546,13 @@ LAWS = [
         id="registry.order-free",
         level=Level.SAFETY,
         statement=(
-            "Any conflict-free interleaving of built-in registration, platform hook, decorator at import and "
-            "direct register calls yields the same table; built-ins are always there. (`override` after "
-            "`register` wins; before it, it is refused.)"
+            "Without conflicts, the order of built-in registration, platform hook, decorators at import and "
+            "`register` calls does not change the table, and the built-ins are always in it; `override` wins "
+            "after `register` and is refused before it."
         ),
-        why="A plugin that is imported early makes the engine refuse, or misplace, every stock layer.",
+        why=(
+            "Otherwise a plugin that is imported early makes the engine refuse or misplace every stock layer."
+        ),
         sources=("vLLM PR 37505",),
         workload="registry.orders",
         check=order_free,
@@ -545,8 +560,11 @@ LAWS = [
     Law(
         id="registry.idempotent",
         level=Level.SAFETY,
-        statement="The same registration twice is a no-op.",
-        why="A module imported twice, or an engine started twice, dies at start or changes the table.",
+        statement="A repeated registration does nothing and raises no error.",
+        why=(
+            "Otherwise a module that is imported twice, or an engine that is started twice, fails to start "
+            "or changes the table."
+        ),
         sources=("vLLM PR 37505",),
         workload="registry.machine",
         check=idempotent,
@@ -555,10 +573,10 @@ LAWS = [
         id="registry.conflict-refused",
         level=Level.SAFETY,
         statement=(
-            "A different manager or base for a registered class is refused by an error naming the class, and "
-            "the table is as it was."
+            "Registering a class again with another manager or base is refused with an error that names the "
+            "class, and the table stays as it was."
         ),
-        why="Two plugins, or two versions of one, silently replace each other's manager.",
+        why="Otherwise two plugins, or two versions of one, silently replace each other's manager.",
         sources=("vLLM PR 37505",),
         workload="registry.machine",
         check=conflict_refused,
@@ -566,8 +584,8 @@ LAWS = [
     Law(
         id="registry.base-is-ancestor",
         level=Level.SAFETY,
-        statement="A uniform base that is not an ancestor (or the class itself) is refused.",
-        why="Layers are grouped with a kind of attention whose rules they do not follow.",
+        statement="A uniform base that is neither the class itself nor one of its ancestors is refused.",
+        why="Otherwise layers are grouped with a kind of attention whose rules they do not follow.",
         sources=("vLLM PR 37505",),
         workload="registry.machine",
         check=base_is_ancestor,
@@ -576,10 +594,13 @@ LAWS = [
         id="registry.override",
         level=Level.SAFETY,
         statement=(
-            "`override` replaces the manager (and base, when given) of a registered class, keeps what is not "
-            "given, refuses an unregistered one, and later look-ups of subclasses see it."
+            "`override` replaces the given manager and base of a registered class and keeps the rest; later "
+            "look-ups of subclasses see the change, and an unregistered class is refused."
         ),
-        why="A platform that replaces a built-in's manager gets the built-in one for some layers.",
+        why=(
+            "Otherwise a platform that replaces a built-in manager still gets the built-in one for some "
+            "layers."
+        ),
         sources=("vLLM RFC 36668",),
         workload="registry.machine",
         check=override_replaces,
@@ -591,7 +612,7 @@ LAWS = [
         statement=(
             "`is_uniform_with_collection`, the registered base and `isinstance` never contradict each other."
         ),
-        why="Layers end in one group, and so under one manager, that were registered to be kept apart.",
+        why="Otherwise layers that were registered as different share a group, and so a manager.",
         sources=("vLLM PR 37505",),
         workload="registry.agreement",
         check=base_agrees,
@@ -599,8 +620,8 @@ LAWS = [
     Law(
         id="registry.every-process",
         level=Level.SAFETY,
-        statement="A spawned worker that initialises the same way has the same table.",
-        why="Scheduler and workers disagree about groups or managers, and read each other's blocks wrongly.",
+        statement="A spawned worker that registers and initialises in the same way has the same table.",
+        why="If scheduler and workers disagree about groups or managers, workers read the wrong blocks.",
         sources=("vLLM PR 37505",),
         workload="registry.processes",
         check=every_process,
@@ -609,10 +630,10 @@ LAWS = [
         id="registry.concurrent",
         level=Level.ROBUSTNESS,
         statement=(
-            "Registrations and first look-ups from several threads yield the table of some sequential order; "
-            "no thread ever sees a half-filled one."
+            "Registrations and first look-ups from several threads give the table of some sequential order, "
+            "and no thread ever sees a half-filled table."
         ),
-        why="Two threads that start together: one of them finds stock classes unknown, once in a long while.",
+        why="When two threads start together, one of them may rarely see stock classes as unknown.",
         sources=("vLLM PR 37505",),
         workload="registry.races",
         check=concurrent,
@@ -620,8 +641,8 @@ LAWS = [
     Law(
         id="registry.refusals-survive-O",
         level=Level.ROBUSTNESS,
-        statement="Every refusal of the registry still happens under python -O, where asserts vanish.",
-        why="A deployment with PYTHONOPTIMIZE set accepts registrations that were refused in testing.",
+        statement="The registry refuses the same calls under `python -O`, which removes asserts.",
+        why="Otherwise a deployment with PYTHONOPTIMIZE accepts registrations that were refused in testing.",
         sources=("vLLM PR 37505",),
         workload="registry.refusals",
         check=refusals_survive_o,

@@ -1,4 +1,4 @@
-"""The laws of the shadow: what a kernel would read is what the request computed, whatever is inside."""
+"""The laws of the shadow: a kernel reads what the request computed, whatever the target does inside."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kvref_conformance.laws.shadow_blocks import Reading, shadow_of
 ON_SLOTS = ("tensors.write_slots", "tensors.copy_slots", "tensors.compare_slots")
 
 NOBODY = "nobody"
-"""Who reads where marks are wrong on purpose, to see that differences are told at all."""
+"""The reader in a comparison with deliberately wrong marks, which shows whether differences are reported."""
 
 
 def reads_own(runs: Runs) -> int:
-    """What a request computed, or loaded, is still there when it is read; its tables are told at all."""
+    """Every position that a token attends to holds what its request computed or loaded."""
     for event in runs[0]:
         if event["op"] == "cache.block_ids" and (error := event["outcome"].get("error")):
             raise LawBroken(
-                f"the tables of {event['args']['request']}, by which a model runner reads and writes",
+                f"the block tables of {event['args']['request']}, for the model runner",
                 f"{error['type']}: {error['message']}",
                 ("tables are not told",),
             )
@@ -29,28 +29,28 @@ def reads_own(runs: Runs) -> int:
 
 
 def hit_content(runs: Runs) -> int:
-    """What was found for a request is there when it is read."""
+    """The content of a prefix hit is there when it is read."""
     shadow = shadow_of(runs[0])
     _judge(shadow.wrong, lambda each: each.what != "written" and each.position < each.stay.found)
     return shadow.hits
 
 
 def no_foreign_write(runs: Runs) -> int:
-    """A step writes to no block that others read."""
+    """A step writes to no block that another request still reads."""
     shadow = shadow_of(runs[0])
     _judge(shadow.wrong, lambda each: each.what == "written")
     return shadow.readings
 
 
 def preempt_resume(runs: Runs) -> int:
-    """Who comes back reads what it would have read without having been away."""
+    """A resumed request reads the content that it had before it was preempted."""
     shadow = shadow_of(runs[0])
     _judge(shadow.wrong, lambda each: each.what != "written" and each.stay.number > 1)
     return shadow.resumed
 
 
 def memory_reads_own(runs: Runs) -> int:
-    """What a layer has computed is what it sees, and those see that share its cache."""
+    """A layer, and every layer that shares its cache, reads what the layer wrote."""
     judged = 0
     written: dict[int, str] = {}
     for event in runs[0]:
@@ -58,7 +58,7 @@ def memory_reads_own(runs: Runs) -> int:
         if event["op"] in ON_SLOTS and (error := outcome.get("error")):
             operation = event["op"].partition(".")[2]
             raise LawBroken(
-                f"through {arguments['layer']}: {operation} of slots that are in its blocks",
+                f"through {arguments['layer']}: {operation} succeeds for slots in its blocks",
                 f"{error['type']}: {error['message']}",
                 (f"{operation} fails",),
             )
@@ -66,42 +66,49 @@ def memory_reads_own(runs: Runs) -> int:
             written |= dict.fromkeys(arguments["marks"], arguments["layer"])
         if event["op"] == "tensors.compare_slots" and "value" in outcome:
             judged += 1
-            told = {
+            differences = {
                 place: mark for place, mark in outcome["value"] if place in range(len(arguments["slots"]))
             }
             if arguments["told"] == NOBODY:
-                _all_are_told(arguments, told)
-            elif told:
-                _nothing_is_told(arguments, told, written)
+                _require_differences(arguments, differences)
+            elif differences:
+                _refuse_differences(arguments, differences, written)
     return judged
 
 
-def _all_are_told(arguments: dict[str, Any], told: dict[int, int]) -> None:
-    silent = [slot for place, slot in enumerate(arguments["slots"]) if place not in told]
+def _require_differences(arguments: dict[str, Any], differences: dict[int, int]) -> None:
+    """Raise `LawBroken` unless each of the wrong marks is reported as a difference."""
+    silent = [slot for place, slot in enumerate(arguments["slots"]) if place not in differences]
     if silent:
         raise LawBroken(
-            f"through {arguments['layer']}, slots {silent}: other marks than these, which nobody wrote there",
+            f"through {arguments['layer']}, slots {silent}: a difference from marks that were never written "
+            "there",
             "no difference",
             ("differences are not told",),
         )
 
 
-def _nothing_is_told(arguments: dict[str, Any], told: dict[int, int], written: dict[int, str]) -> None:
+def _refuse_differences(
+    arguments: dict[str, Any], differences: dict[int, int], written: dict[int, str]
+) -> None:
+    """Raise `LawBroken` for the first slot that does not hold what was written to it."""
     layer = arguments["layer"]
-    place, mark = next(iter(told.items()))
-    there = f"what {written[mark]} had written" if mark in written else "what nobody wrote as a whole"
+    place, mark = next(iter(differences.items()))
+    found = (
+        f"content that {written[mark]} wrote" if mark in written else "content that no layer wrote as a whole"
+    )
     if mark in written and mark in arguments["marks"]:
-        there += f", for the place {arguments['marks'].index(mark) - place:+} from there"
-    whose = "another layer's" if written.get(mark, layer) != layer else "other content"
+        found += f", for the slot {arguments['marks'].index(mark) - place:+} from there"
+    writer = "another layer's" if written.get(mark, layer) != layer else "other content"
     raise LawBroken(
         f"through {layer}, slot {arguments['slots'][place]}: what was written there for {arguments['told']}",
-        there,
-        (f"{arguments['told'].rpartition(', ')[2]}, {whose if mark in written else 'torn'}",),
+        found,
+        (f"{arguments['told'].rpartition(', ')[2]}, {writer if mark in written else 'torn'}",),
     )
 
 
 def _judge(wrong: list[Reading], concerned: Callable[[Reading], bool]) -> None:
-    """Tell of each way of being wrong once."""
+    """Raise `LawBroken` with the first reading of each facet."""
     ways: dict[str, Reading] = {}
     for each in filter(concerned, wrong):
         ways.setdefault(_facet(each), each)
@@ -116,18 +123,18 @@ def _facet(each: Reading) -> str:
 
 def _in_words(each: Reading) -> tuple[str, str]:
     name = each.stay.request.name
-    again = "" if each.stay.number == 1 else f", in its stay number {each.stay.number}"
+    again = "" if each.stay.number == 1 else f", after its resumption {each.stay.number - 1}"
     group = f"group {each.group.number} ({each.group.name})"
     where = f"in step {each.step}{again}, {group}"
     if each.what == "written":
         return (
-            f"{where}: {name} writes position {each.position} to a block that nobody else needs",
+            f"{where}: {name} writes position {each.position} to a block that no other request reads",
             f"block {each.block}: {each.observed}",
         )
-    what = "the state behind position" if each.group.kind == "MambaSpec" else "position"
-    found = ", which was found in the cache" if each.position < each.stay.found else ""
+    what = "state after position" if each.group.kind == "MambaSpec" else "position"
+    found = ", part of its prefix hit" if each.position < each.stay.found else ""
     block = "" if each.block is None else f"block {each.block} holds "
-    return f"{where}: {name} reads {what} {each.position} of its own{found}", f"{block}{each.observed}"
+    return f"{where}: {name} reads its own {what} {each.position}{found}", f"{block}{each.observed}"
 
 
 LAWS = [
@@ -135,10 +142,10 @@ LAWS = [
         id="shadow.reads-own",
         level=Level.SAFETY,
         statement=(
-            "At every step, each position that a token attends to holds what that request computed or loaded "
-            "there, where the tables say that it is."
+            "At every step, each slot that a token reads by its request's block tables holds what the "
+            "request computed or loaded for that position."
         ),
-        why="Attention over the content of others answers with other people's text, or with nonsense.",
+        why="Attention over the content of another request answers with its text, or with nonsense.",
         sources=("the engine contract", "vLLM's block tables and slot mappings"),
         workload="shadow.machine",
         check=reads_own,
@@ -146,8 +153,8 @@ LAWS = [
     Law(
         id="shadow.hit-content",
         level=Level.SAFETY,
-        statement="Everything that a prefix hit promises is there when it is read.",
-        why="A hit on what is something else, or not there, is an answer to another prompt.",
+        statement="All content of a prefix hit is there when it is read.",
+        why="A request that hits other content, or none, answers another prompt.",
         sources=("the engine contract",),
         workload="shadow.machine",
         check=hit_content,
@@ -155,8 +162,8 @@ LAWS = [
     Law(
         id="shadow.no-foreign-write",
         level=Level.SAFETY,
-        statement="What a step computes is written to no block that anyone else still reads.",
-        why="Two requests that write to one block spoil each other's content.",
+        statement="A step writes to no block that another request still reads.",
+        why="Two requests that write to one block destroy each other's content.",
         sources=("the engine contract",),
         workload="shadow.machine",
         check=no_foreign_write,
@@ -165,10 +172,13 @@ LAWS = [
         id="shadow.memory",
         level=Level.SAFETY,
         statement=(
-            "What a layer has written through its views for a token, where the tables say, is what every "
-            "layer that uses its cache reads there through views of its own, until the block is given away."
+            "Until a block is freed, every layer that uses a cache reads, through its own views, what was "
+            "written for each token through the owner's views."
         ),
-        why="Kernels see tensors, not tables: a wrong stride or a wrong owner spoils what was counted right.",
+        why=(
+            "Kernels use tensors: with a wrong stride or owner, right block tables still lead to wrong "
+            "content."
+        ),
         sources=("vLLM PR 35045", "vLLM PR 36359", "vLLM's block tables and slot mappings"),
         workload="shadow.memory",
         check=memory_reads_own,
@@ -176,8 +186,8 @@ LAWS = [
     Law(
         id="admission.preempt-resume",
         level=Level.SAFETY,
-        statement="A request that was preempted reads the same content as one that never was.",
-        why="Preemption happens under load alone, where nobody looks at single answers.",
+        statement="A request that was preempted and resumed reads the same content as one that never was.",
+        why="Preemption happens only under load, where users rarely notice a single wrong answer.",
         sources=("the engine contract",),
         workload="shadow.machine",
         check=preempt_resume,

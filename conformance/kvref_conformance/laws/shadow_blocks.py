@@ -1,12 +1,12 @@
-"""The shadow: what every block holds, by what a scheduler asked and was answered, and nothing else.
+"""The shadow: the content of every block, computed from a scheduler's calls and their answers alone.
 
-Nothing is known of an implementation but the tables that the model runner is told. What a step computes is
-written where they say, whatever a token attends to is read from there, and all that is read must be the
-request's own. What a place holds is a *mark*: a number for a prefix of tokens, the same for all requests that
-begin with it, with its salt and adapter, and another one for everything else.
+The shadow knows nothing of an implementation but the block tables that the model runner gets. A step writes
+its tokens to the slots in these tables. It reads all that the tokens attend to from there, and must find the
+request's own content. A slot holds a *mark*: a number that stands for a prefix of tokens with its salt and
+adapter. Requests with the same prefix have the same mark, and all other content has other marks.
 
-Steps run in the order in which they are handed over, each at the latest moment: when the first of its output
-comes back. Loads run in that order, too. Drafts have marks of their own until they are accepted.
+Steps run in the order in which the engine submits them, each as late as possible: when its first output is
+reported. Loads run in the same order. Drafts have marks of their own until they are accepted.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ Tables = list[list[int]]
 
 
 class Reading(NamedTuple):
-    """What is wrong with a place that a step reads or writes."""
+    """A wrong read or write of a step."""
 
     what: str
-    """`"freed"` or `"missing"` for a place without a block, `"other"` for one with other content, `"written"`
-    for one that somebody else still reads."""
+    """`"freed"` or `"missing"` if there is no block, `"other"` if the block has other content, `"written"` if
+    another request still reads it."""
     stay: Stay
     group: Group
     position: int
-    """The token whose content is concerned."""
+    """The position of the token that is read or written."""
     block: int | None
     observed: str
     step: int
-    """Number of the step that reads, or writes."""
+    """The number of the step that reads or writes."""
     again: bool = False
-    """Whether it computes the last token again of a request for which all were loaded."""
+    """Whether the step computes the last token again, because all tokens were loaded."""
 
 
 class Marks:
-    """Numbers for prefixes, and for all that is none."""
+    """The marks of prefixes and of all other content, with their meaning in words."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._meanings: dict[int, str] = {0: "nothing ever written"}
 
     def of_token(self, before: int, token: int, request: str, position: int) -> int:
-        """That of a prefix with one token more."""
+        """The mark of a prefix that is one token longer."""
         mark = self._numbers.get((before, token))
         if mark is None:
             mark = self._numbers[before, token] = len(self._meanings)
-            self._meanings[mark] = f"position {position} as {request} has it"
+            self._meanings[mark] = f"position {position} of {request}"
         return mark
 
     def of_beginning(self, *what: Any) -> int:
-        """That of no token at all, with this salt and adapter; or of what an encoder made."""
+        """The mark of an empty prefix with this salt and adapter, or of an encoder's output."""
         mark = self._numbers.get(what)
         if mark is None:
             mark = self._numbers[what] = len(self._meanings)
@@ -72,16 +72,16 @@ class Marks:
 
 
 class ShadowRequest:
-    """A request, and how much of it is under way."""
+    """A request with its tokens and the number of tokens in flight."""
 
     def __init__(self, marks: Marks, name: str, beginning: int, tokens: list[int]) -> None:
         self.name, self._marks, self._last = name, marks, beginning
         self.stays = 0
         self.in_flight = 0
         self.stale = 0
-        """Tokens in flight since before its blocks were taken."""
+        """Tokens that were in flight when the request lost its blocks."""
         self.known: list[int] = []
-        """The mark of each token: of all up to it."""
+        """The mark of the prefix up to each token."""
         self.extend(tokens)
 
     def extend(self, tokens: list[int]) -> None:
@@ -92,34 +92,34 @@ class ShadowRequest:
 
 @dataclass(eq=False)
 class Stay:
-    """A request from when it is let in until its blocks are taken."""
+    """A request from its admission until it loses its blocks."""
 
     request: ShadowRequest
     since: int
-    """The step that let it in."""
+    """The step that admitted it."""
     number: int
-    """Of the stays of the request, from 1 on."""
+    """The number of this stay of the request, from 1 on. It grows with every resumption."""
     found: int
-    """Tokens found in the cache."""
+    """The tokens of its prefix hit."""
     position: int
-    """Tokens computed, or loaded, of which the output is known: the next one to compute."""
+    """The tokens that are computed or loaded, with known output: the next position to compute."""
     loads: tuple[int, int] = (0, 0)
-    """The tokens that come from elsewhere, with its first step or before."""
+    """The first and end position of the tokens that are loaded, before or with its first step."""
     loading: bool = False
-    """Whether it waits for them, beside the steps."""
+    """Whether it waits for an asynchronous load."""
     encoder: int = 0
     encoded: bool = False
     excused: bool = False
-    """Whether something was wrong that it had been told was right: blocks may be gone that it now needs."""
+    """Whether tokens turned out wrong that had been reported as right: blocks that it needs may be freed."""
     tables: Tables = field(default_factory=list)
     expected: list[int] = field(default_factory=list)
-    """The mark of each position, drafts included."""
+    """The expected mark of each position, including drafts."""
     there: int = 0
-    """Tokens whose content is there, as far as steps and loads have run."""
+    """The tokens whose content is in the cache, as far as steps and loads have run."""
     bad_from: int | None = None
-    """Where what is loaded aside begins to be wrong."""
+    """The first wrong position of an asynchronous load."""
     states: dict[int, int] = field(default_factory=dict)
-    """By group of recurrent layers, the block with the state to go on from."""
+    """For each group of recurrent layers, the block with the current state."""
 
     def __post_init__(self) -> None:
         self.expected, self.there = list(self.request.known), self.found
@@ -127,7 +127,7 @@ class Stay:
 
 @dataclass(eq=False)
 class Part:
-    """What a step computes of a request."""
+    """The tokens of one request that a step computes."""
 
     stay: Stay
     step: int
@@ -148,7 +148,7 @@ class Part:
 
 @dataclass(eq=False)
 class Batch:
-    """What is handed over together."""
+    """The parts and copies of one step."""
 
     number: int
     copies: list[dict[str, int]] = field(default_factory=list)
@@ -158,37 +158,37 @@ class Batch:
 
 @dataclass(eq=False)
 class Load:
-    """Content that comes from elsewhere, beside the steps."""
+    """An asynchronous load of a request's content."""
 
     number: int
-    """Of the step that began it."""
+    """The number of the step that began it."""
     stay: Stay
     tables: Tables
 
 
 class Row:
-    """What a block holds of a group: a mark for each token, or one for a state."""
+    """The content of a block in its group: one mark for each token, or one for a state."""
 
     __slots__ = ("group", "last", "marks", "writers")
 
     def __init__(self, group: int, size: int) -> None:
         self.group, self.marks = group, [0] * size
         self.last: tuple[str, int] = ("nobody", 0)
-        """Who wrote to it, and in which step."""
+        """The request that wrote to it last, and the step."""
         self.writers: list[tuple[str, int]] = [self.last] * size
 
 
 class Write(NamedTuple):
-    """What is put into a block."""
+    """Marks to be written to a block."""
 
     group: Group
     block: int
     offset: int
-    """From the start of the block; 0 for a state."""
+    """The first slot in the block; 0 for a state."""
     marks: list[int]
     stay: Stay
     position: int
-    """Of the first token."""
+    """The position of the first token."""
     step: int
 
     @property
@@ -197,7 +197,7 @@ class Write(NamedTuple):
 
 
 class Shadow:
-    """Follows the operations on a cache manager. `readings` counts, `wrong` tells what was not right."""
+    """Follows the operations on a cache manager. `readings` counts reads, `wrong` lists the wrong ones."""
 
     def __init__(self) -> None:
         self.cache: Cache | None = None
@@ -215,7 +215,7 @@ class Shadow:
         self._step = 0
 
     def follow(self, event: Event) -> None:
-        """Take the next operation in."""
+        """Apply the next operation."""
         arguments, outcome = event["args"], event["outcome"]
         if event["op"] == "cache.create":
             self.cache = cache_of(event)
@@ -229,7 +229,7 @@ class Shadow:
                 beginning = self._marks.of_beginning("salt", arguments["salt"], arguments.get("adapter"))
                 self._requests[name] = ShadowRequest(self._marks, name, beginning, arguments["tokens"])
             case "cache.new_step":
-                # By now all output of what has run is there.
+                # By now the output of all steps that have run is reported.
                 self._drain(self.cache)
                 self._step += 1
                 self._open = Batch(self._step)
@@ -239,13 +239,13 @@ class Shadow:
                 stay.loading = False
             case "cache.block_ids" if stay := self._stays.get(arguments["request"]):
                 if stay.loading and not stay.tables:
-                    # It comes behind all steps that are under way.
+                    # The load runs after all steps in flight.
                     self._queue.append(Load(self._step, stay, value))
                 stay.tables = value
                 self._drain(self.cache)
             case "cache.take_copies":
                 self._open.copies += value
-                self._hand_over()
+                self._submit()
             case "cache.progress":
                 self._progress(self.cache, **arguments)
             case "cache.free" if stay := self._stays.pop(arguments["request"], None):
@@ -268,7 +268,7 @@ class Shadow:
             arguments.get("encoder", 0),
         )
 
-    def _hand_over(self) -> None:
+    def _submit(self) -> None:
         if self._open not in self._queue:
             self._queue.append(self._open)
 
@@ -276,26 +276,26 @@ class Shadow:
         known, stay = self._requests[request], self._stays.get(request)
         position = computed - (in_flight - known.stale)
         if in_flight > known.in_flight and stay is not None:
-            self._hand_over()
+            self._submit()
             tokens = in_flight - known.in_flight
             self._open.parts.append(Part(stay, self._open.number, tokens, stay.tables))
         elif in_flight < known.in_flight:
-            self._came_back(cache, known, computed, in_flight, output)
+            self._reported(cache, known, computed, in_flight, output)
         elif stay is not None and in_flight == known.stale:
             if position < stay.position and not self._again(stay, position):
                 self._spoil(cache, stay, position)
             stay.position = position
         elif stay is not None and position < stay.position:
-            # Something of what is computed from was wrong; the step had it all the same.
+            # Tokens before this position were wrong, but the step has read them.
             self._execute_next(cache, known)
             stay.excused, stay.position = True, position
         known.in_flight = in_flight
 
     def _again(self, stay: Stay, computed: int) -> bool:
-        """Whether no more than the last token is computed again, because all of them were loaded."""
+        """Whether only the last token is computed again, because all tokens were loaded."""
         return computed == stay.position - 1 == len(stay.request.known) - 1 == stay.loads[1] - 1
 
-    def _came_back(
+    def _reported(
         self, cache: Cache, request: ShadowRequest, computed: int, in_flight: int, output: list[int]
     ) -> None:
         part = self._execute_next(cache, request)
@@ -311,12 +311,12 @@ class Shadow:
             stay.excused |= position < part.start
         else:
             position = len(request.known) - 1 if output else min(part.end, before)
-        # At its limit a request takes less than what was right.
+        # At its limit, a request keeps fewer tokens than were right.
         stay.position = stay.there = min(position, len(request.known))
         self._settle(cache, part)
 
     def _settle(self, cache: Cache, part: Part) -> None:
-        """Now it is known which drafts were right."""
+        """Give the accepted drafts the marks of the request's own tokens."""
         stay = part.stay
         expected, known = stay.expected, stay.request.known
         for position in range(part.end - part.drafts, min(part.end, stay.position)):
@@ -334,20 +334,21 @@ class Shadow:
     # Memory.
 
     def _execute_next(self, cache: Cache, request: ShadowRequest) -> Part | None:
-        """Run steps up to the first one that has something of the request that did not come back yet."""
+        """Run all steps up to the first one with unreported tokens of the request."""
         for place, each in enumerate(self._queue):
             if isinstance(each, Batch):
                 for part in each.parts:
                     if part.stay.request is request and not part.reported:
                         for earlier in self._queue[: place + 1]:
                             self._run(cache, earlier)
-                        # Whoever else was in earlier steps has left, and is not told of any more.
+                        # All other requests in earlier steps have left, so no output will be reported for
+                        # them.
                         self._queue = self._queue[place:]
                         return part
         return None
 
     def _drain(self, cache: Cache) -> None:
-        """Run what does not wait for a step."""
+        """Run the loads that do not wait for a step."""
         for each in self._queue:
             if isinstance(each, Batch) and not each.executed:
                 break
@@ -391,16 +392,16 @@ class Shadow:
             for group in cache.groups:
                 if group.kind == "MambaSpec":
                     self._write_state(cache, group, part, each.number)
-            # What the next step of the request goes on from, as far as it is known.
+            # The next step of the request starts here, as far as it is known.
             part.stay.position = part.stay.there = part.end - part.drafts
             self.resumed += part.stay.number > 1
             self.hits += part.start == part.stay.found > 0
             if self._stays.get(part.stay.request.name) is not part.stay:
-                # Nobody may be told what became of its drafts; what is certain is kept all the same.
+                # The result of its drafts may never be reported, but its certain tokens are kept.
                 self._settle(cache, part)
 
     def _extend(self, part: Part) -> None:
-        """Let the request expect what the step computes: tokens it knows, and others."""
+        """Add the marks of the step's tokens to what the request expects: known tokens, then drafts."""
         stay = part.stay
         stay.expected[part.start :] = stay.request.known[part.start : part.end]
         stay.expected += [
@@ -416,8 +417,8 @@ class Shadow:
             known[stay.bad_from :] = [self._wrong_load()] * (end - stay.bad_from)
         for group in cache.groups:
             if group.kind == "MambaSpec":
-                # Into each block there is, the state behind its last token. That of a load that was wrong is
-                # nothing that an engine could go on from: it goes back to where there is none.
+                # Each block gets the state after its last token. After a wrong load, an engine cannot
+                # continue from such a state and goes back to a position without one.
                 for place, _, high in _places(group, first, end):
                     block = _at(tables[group.number], place)
                     self._put(
@@ -430,13 +431,14 @@ class Shadow:
                     self._put(cache, Write(group, block, offset, known[low:high], stay, low, step))
 
     def _wrong_load(self) -> int:
-        return self._marks.of_its_own("what was loaded wrong")
+        return self._marks.of_its_own("wrong loaded content")
 
     def _spoil(self, cache: Cache, stay: Stay, computed: int) -> None:
-        """Not all that it had been told was there is right.
+        """Mark the content from `computed` on as wrong.
 
-        What is loaded aside has no keys before it is known to be right. What a running request loaded does:
-        whoever finds it before it is computed again finds what is wrong, and no cache manager can help that.
+        Asynchronously loaded blocks have no keys before they are known to be right. Blocks that a running
+        request loaded do have keys. A request that hits them before they are computed again reads wrong
+        content, and no cache manager can prevent that.
         """
         stay.excused = True
         if not stay.loading:
@@ -471,10 +473,10 @@ class Shadow:
         return self._marks.of_beginning("the encoder's output for", stay.request.name, position)
 
     def _put(self, cache: Cache, write: Write) -> None:
-        """Write to a block, which then holds nothing of another group any more."""
+        """Write to a block. The content of another group in it is lost."""
         group, block = write.group, write.block
         if block < 0 or block == cache.shape["null"]:
-            return  # whoever reads there finds out
+            return  # a later read reports this
         row = self._rows.get(block)
         if row is None or row.group != group.number:
             self._check_readers(cache, write)
@@ -486,15 +488,15 @@ class Shadow:
         row.writers[write.offset : write.end] = [row.last] * len(write.marks)
 
     def _check_readers(self, cache: Cache, write: Write) -> None:
-        """Nobody else must read there what is then no more."""
+        """Report the write if another request still reads what it overwrites."""
         if write.block in cache.shape["reserved"]:
-            self._written(write, "it is kept for what all requests read")
+            self._add_foreign_write(write, "it is reserved for content that all requests read")
         row = self._rows.get(write.block)
         if row is None:
             return
         for other in self._stays.values():
             if other is write.stay or other.excused or other.since > write.step:
-                continue  # who came later has blocks that were others' then
+                continue  # a request that was admitted later got the block after this step
             for their, table in zip(cache.groups, other.tables, strict=False):
                 if (
                     their.kind in ("own", "MambaSpec")
@@ -508,14 +510,14 @@ class Shadow:
                     first, wanted = low - place * their.block_size, self._wanted(their, other, low, high)
                     read = slice(first, first + high - low)
                     if table[place] != write.block or row.marks[read] != wanted:
-                        continue  # elsewhere; or wrong already, or not written yet
+                        continue  # in another block, wrong already, or not written yet
                     if their.number != write.group.number or new[read] != wanted:
-                        self._written(
+                        self._add_foreign_write(
                             write, f"{other.request.name} reads positions {low} to {high - 1} there"
                         )
 
-    def _written(self, write: Write, told: str) -> None:
-        reading = Reading("written", write.stay, write.group, write.position, write.block, told, write.step)
+    def _add_foreign_write(self, write: Write, why: str) -> None:
+        reading = Reading("written", write.stay, write.group, write.position, write.block, why, write.step)
         self.wrong.append(reading)
 
     def _wanted(self, group: Group, stay: Stay, low: int, high: int) -> list[int]:
@@ -524,7 +526,7 @@ class Shadow:
         return stay.expected[low:high]
 
     def _read(self, cache: Cache, group: Group, part: Part, step: int) -> None:
-        """All positions that the tokens of the step attend to."""
+        """Read all positions that the tokens of the step attend to."""
         stay, table = part.stay, part.tables[group.number]
         first, end = group.first_read(part.start), part.end
         if group.kind == "CrossAttentionSpec":
@@ -544,31 +546,31 @@ class Shadow:
         position: int,
         step: int,
     ) -> None:
-        """What a block holds from an offset on with what it should."""
+        """Compare the content of a block from an offset on with the expected marks."""
         self.readings += 1
         row, what = self._rows.get(block), "other"
         if block < 0 or block == cache.shape["null"]:
-            what, told = ("missing", "no block") if block < 0 else ("freed", "the null block")
+            what, observed = ("missing", "no block") if block < 0 else ("freed", "the null block")
         elif row is None:
-            told = "nothing ever written"
+            observed = "nothing ever written"
         elif row.group != group.number:
-            told = f"a block of group {row.group}, {_written_by(row.last)}"
+            observed = f"a block of group {row.group}, {_written_by(row.last)}"
         else:
             there = row.marks[offset : offset + len(wanted)]
             if there == wanted:
                 return
             differs = next(n for n, mark in enumerate(there) if mark != wanted[n])
             position += differs
-            told = self._marks.in_words(there[differs])
+            observed = self._marks.in_words(there[differs])
             if there[differs]:
-                told += f", {_written_by(row.writers[offset + differs])}"
+                observed += f", {_written_by(row.writers[offset + differs])}"
         where = block if what == "other" else None
-        self.wrong.append(Reading(what, part.stay, group, position, where, told, step, part.again))
+        self.wrong.append(Reading(what, part.stay, group, position, where, observed, step, part.again))
 
     # States of recurrent layers: one for each block, that of the last token that it covers.
 
     def _read_state(self, cache: Cache, group: Group, part: Part, step: int) -> None:
-        """The state that the step goes on from."""
+        """Read the state that the step starts from."""
         stay, start = part.stay, part.start
         if not start or stay.excused or part.again or start > len(stay.request.known):
             return
@@ -578,7 +580,7 @@ class Shadow:
         self._compare(cache, group, part, block, 0, [stay.request.known[start - 1]], start - 1, step)
 
     def _write_state(self, cache: Cache, group: Group, part: Part, step: int) -> None:
-        """The state behind the step, those behind its drafts, and in mode `all` one for each block."""
+        """Write the state after the step, those after its drafts, and in mode `all` one for each block."""
         stay, table, size = part.stay, part.tables[group.number], group.block_size
         certain = part.end - part.drafts
         last = (part.end - 1) // size
@@ -590,20 +592,20 @@ class Shadow:
                 cache, Write(group, _at(table, place), 0, [self._state(stay, end)], stay, end - 1, step)
             )
         for draft in range(1, min(part.drafts, group.further_blocks) + 1):
-            mark = self._marks.of_its_own(f"a state behind {draft} drafts of {stay.request.name}")
+            mark = self._marks.of_its_own(f"a state after {draft} drafts of {stay.request.name}")
             self._put(
                 cache, Write(group, _at(table, last + draft), 0, [mark], stay, certain - 1 + draft, step)
             )
         stay.states[group.number] = _at(table, last)
 
     def _state(self, stay: Stay, end: int) -> int:
-        """The mark of the state behind so many tokens."""
+        """The mark of the state after this many tokens."""
         if end <= len(stay.request.known):
             return stay.request.known[end - 1]
-        return self._marks.of_its_own(f"a state of {stay.request.name} behind what nobody was told")
+        return self._marks.of_its_own(f"a state of {stay.request.name} after unreported tokens")
 
     def _settle_state(self, cache: Cache, group: Group, part: Part) -> None:
-        """Go on from the state behind the last draft that was accepted, and keep that at a block's end."""
+        """Continue from the state after the last accepted draft, and keep the state at a block's end."""
         stay, table, size = part.stay, part.tables[group.number], group.block_size
         certain, last = part.end - part.drafts, (part.end - 1) // size
         accepted = min(stay.position - certain, group.further_blocks)
@@ -620,8 +622,8 @@ class Shadow:
         stay.states[group.number] = _at(table, last + accepted)
 
 
-def _written_by(who: tuple[str, int]) -> str:
-    return f"written by {who[0]} in step {who[1]}"
+def _written_by(writer: tuple[str, int]) -> str:
+    return f"written by {writer[0]} in step {writer[1]}"
 
 
 def _at(table: list[int], place: int) -> int:
@@ -629,7 +631,7 @@ def _at(table: list[int], place: int) -> int:
 
 
 def _places(group: Group, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The places of a table that positions lie in, each with those of them that lie there."""
+    """The indices of a block table for a range of positions, each with its part of the range."""
     size = group.block_size
     for place in range(first // size, -(-end // size)):
         yield place, max(first, place * size), min(end, (place + 1) * size)
@@ -642,11 +644,11 @@ def _attended(group: Group, stay: Stay) -> tuple[int, int]:
 
 
 _LAST: dict[str, Any] = {}
-"""What was followed last: all laws look at an example before there is another."""
+"""The shadow of the last example: all laws judge one example before the next."""
 
 
 def shadow_of(events: list[Event]) -> Shadow:
-    """The shadow behind all of these operations."""
+    """The shadow after all of these operations."""
     if _LAST.get("events") is not events or _LAST["number"] != len(events):
         shadow = Shadow()
         for event in events:

@@ -1,4 +1,4 @@
-"""Laws of sharing: whose cache a layer uses that has none of its own."""
+"""Laws of sharing: layers without a cache of their own use the cache of another layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from kvref_conformance.laws.addresses import Caches
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
-from kvref_conformance.laws.registry import told
+from kvref_conformance.laws.registry import error_line
 
 Targets = dict[str, str]
 """The target of each layer that shares."""
@@ -20,7 +20,7 @@ def targets_of(event: Event) -> Targets:
 
 
 def path(layer: str, targets: Targets) -> list[str]:
-    """A layer, its target, the target of that, and so on, each once."""
+    """A layer, its target, the target's target, and so on, each once."""
     names = {layer: None}
     while layer in targets and targets[layer] not in names:
         layer = targets[layer]
@@ -44,7 +44,7 @@ def loops(targets: Targets) -> list[list[str]]:
 
 
 def loose(targets: Targets, owners: list[str]) -> list[tuple[str, str]]:
-    """The layers whose targets lead to one without a cache, each with its target."""
+    """The layers whose chain of targets ends at a layer without a cache, each with its target."""
     ends = {layer: path(layer, targets)[-1] for layer in targets}
     return [(layer, targets[layer]) for layer, end in ends.items() if end not in (*owners, *targets)]
 
@@ -54,12 +54,12 @@ def owners_in(event: Event) -> list[str]:
 
 
 def named(layer: str, message: str) -> bool:
-    """Whether a message has the name of the layer, and not just that of one whose name begins like it."""
+    """Whether a message names the layer, and not only a layer whose name begins with its name."""
     return re.search(rf"(?<!\w){re.escape(layer)}(?!\w)", message) is not None
 
 
 def joins(runs: Runs, times: int | None = 1) -> list[Event]:
-    """Every call for layers to join that came back; with None, however often they were to."""
+    """The calls to join that returned or raised an error. With None, calls with any `times`."""
     return [
         event
         for event in runs[0]
@@ -70,31 +70,31 @@ def joins(runs: Runs, times: int | None = 1) -> list[Event]:
 
 
 def is_sound(event: Event) -> bool:
-    """Whether all targets lead to owners, as in models that an engine can run."""
+    """Whether all chains of targets end at owners, as in models that an engine can run."""
     targets = targets_of(event)
     return not loops(targets) and not loose(targets, owners_in(event))
 
 
 def same_graph(event: Event, other: Event) -> bool:
-    """Whether the same layers share, in whatever order they are listed."""
+    """Whether the same layers share, in any order."""
     return event["args"]["groups"] == other["args"]["groups"] and targets_of(event) == targets_of(other)
 
 
 def members(event: Event) -> list[list[str]] | None:
-    """The layers of each group afterwards, each once; None for a refusal."""
+    """The layers of each group after the call, each once; None if it was refused."""
     answer = event["outcome"].get("value")
     return None if answer is None else [sorted(set(group)) for group in answer["groups"]]
 
 
 def has_joined(event: Event) -> bool:
-    """Whether any of the layers that share is in a group afterwards."""
+    """Whether any sharing layer is in a group after the call."""
     return any(layer in group for group in members(event) or () for layer in targets_of(event))
 
 
 def chain_resolves(runs: Runs) -> int:
-    """Layers are in the groups of their owners.
+    """Sharing layers are in the group of their owner.
 
-    What depends on the order of layers is for another law: here all listings have to have the same result.
+    `sharing.order-free` judges what depends on the order. This law judges only results that do not.
     """
     judged = 0
     calls = [event for event in joins(runs) if is_sound(event)]
@@ -106,8 +106,8 @@ def chain_resolves(runs: Runs) -> int:
         if groups is None:
             longest = max((path(layer, targets) for layer in targets), key=len)
             raise LawBroken(
-                f"{longest[0]} in the group of {longest[-1]}, to which it leads: {in_words(longest)}",
-                told(event["outcome"]),
+                f"{longest[0]} joins the group of its owner {longest[-1]} ({in_words(longest)})",
+                error_line(event["outcome"]),
                 (event["outcome"]["error"]["type"],),
             )
         for layer in targets:
@@ -116,15 +116,15 @@ def chain_resolves(runs: Runs) -> int:
             found = [n for n, group in enumerate(groups) if layer in group]
             if found != right:
                 raise LawBroken(
-                    f"{layer} in group {right[0]}, that of {names[-1]}, to which it leads: {in_words(names)}",
-                    f"in the groups {found}" if found else "in none",
+                    f"{layer} is in group {right[0]}, that of its owner {names[-1]} ({in_words(names)})",
+                    f"it is in groups {found}" if found else "it is in no group",
                     ("another group" if found else "no group",),
                 )
     return judged
 
 
 def order_free(runs: Runs) -> int:
-    """Two listings of the same layers are both refused, or lead to the same groups."""
+    """The same layers in two orders join the same groups, or are refused both times."""
     judged = 0
     calls = [event for event in joins(runs) if is_sound(event)]
     for place, event in enumerate(calls):
@@ -132,27 +132,27 @@ def order_free(runs: Runs) -> int:
             if event["args"] == earlier["args"] or not same_graph(event, earlier):
                 continue
             groups, before = members(event), members(earlier)
-            # Where nobody joins there is nothing that could depend on the order.
+            # If no layer joins, nothing can depend on the order.
             judged += groups is None or has_joined(event)
             if groups == before:
                 continue
             listings = [", ".join(targets_of(each)) for each in (earlier, event)]
             if groups is None or before is None:
-                refused = told((event if groups is None else earlier)["outcome"])
+                refused = error_line((event if groups is None else earlier)["outcome"])
                 first, second = ("groups", refused) if groups is None else (refused, "groups")
                 facet = "refused"
             else:
                 first, second, facet = f"{before}", f"{groups}", "groups"
             raise LawBroken(
-                "one result, in whatever order the layers are listed",
-                f"listed as {listings[0]}: {first}; as {listings[1]}: {second}",
+                "the same result in any order of the layers",
+                f"in the order {listings[0]}: {first}; in the order {listings[1]}: {second}",
                 (facet,),
             )
     return judged
 
 
 def cycle_refused(runs: Runs) -> int:
-    """A cycle is refused by an error that is meant, and names all of a cycle."""
+    """A cycle is deliberately refused, with an error that names all layers of a cycle."""
     judged = 0
     for event in joins(runs):
         targets, outcome = targets_of(event), event["outcome"]
@@ -161,23 +161,25 @@ def cycle_refused(runs: Runs) -> int:
             continue
         judged += 1
         which = " and ".join(in_words([*loop, loop[0]]) for loop in cycles)
-        refuse_unmeant(outcome, f"of layers that share in a cycle, {which}")
+        refuse_unmeant(outcome, f"of the cycle {which}")
         message = outcome["error"]["message"]
         if not any(all(named(layer, message) for layer in loop) for loop in cycles):
-            raise LawBroken(f"a refusal that names the layers of {which}", told(outcome), ("unnamed",))
+            raise LawBroken(
+                f"the refusal names all layers of the cycle {which}", error_line(outcome), ("unnamed",)
+            )
     return judged
 
 
 def refuse_unmeant(outcome: dict[str, Any], what: str) -> None:
-    """Raise `LawBroken` for layers that join, or do not because of what looks like a mistake."""
+    """Raise `LawBroken` if the layers joined, or if an internal error stopped them."""
     if "value" in outcome:
         raise LawBroken(f"a refusal {what}", f"the groups {outcome['value']['groups']}", ("accepted",))
     if (kind := outcome["error"]["type"]) in INTERNAL_ERRORS:
-        raise LawBroken(f"a refusal that is meant, {what}", told(outcome), (kind,))
+        raise LawBroken(f"a deliberate refusal {what}", error_line(outcome), (kind,))
 
 
 def dangling_refused(runs: Runs) -> int:
-    """What leads to no cache is refused by an error that is meant, and names two layers on the way."""
+    """A chain that ends at no cache is deliberately refused; the error names a layer and its target."""
     judged = 0
     for event in joins(runs):
         targets, outcome = targets_of(event), event["outcome"]
@@ -186,21 +188,21 @@ def dangling_refused(runs: Runs) -> int:
             continue
         judged += 1
         longest = max((path(layer, targets) for layer, _ in pairs), key=len)
-        refuse_unmeant(outcome, f"of layers that lead to none with a cache, {in_words(longest)}")
+        refuse_unmeant(outcome, f"of the chain {in_words(longest)}, which ends at a layer without a cache")
         message = outcome["error"]["message"]
         if not any(named(layer, message) and named(target, message) for layer, target in pairs):
             raise LawBroken(
-                f"a refusal that names {' or '.join(f'{layer} and {target}' for layer, target in pairs)}",
-                told(outcome),
+                f"the refusal names {' or '.join(f'{layer} and {target}' for layer, target in pairs)}",
+                error_line(outcome),
                 ("unnamed",),
             )
     return judged
 
 
 def grouped_once(runs: Runs) -> int:
-    """Every layer is listed once in its group; joining again changes nothing.
+    """Every layer is listed once in its group, and joining again changes nothing.
 
-    Who is in which group at all is for other laws.
+    Other laws judge which layer is in which group.
     """
     judged = 0
     calls = [event for event in joins(runs, None) if is_sound(event)]
@@ -212,28 +214,28 @@ def grouped_once(runs: Runs) -> int:
         if "error" in outcome:
             if not again or not joined or joined[0] is None:
                 continue
-            raise LawBroken(f"nothing changed by joining {times} times", told(outcome), ("refused again",))
+            raise LawBroken(f"joining {times} times changes nothing", error_line(outcome), ("refused again",))
         judged += has_joined(event)
         groups = outcome["value"]["groups"]
         repeated = [name for group in groups for name, number in Counter(group).items() if number > 1]
         if repeated:
             raise LawBroken(
-                f"each layer once in its group, having joined {'once' if times == 1 else f'{times} times'}",
+                f"each layer is in its group once after joining {'once' if times == 1 else f'{times} times'}",
                 f"{', '.join(repeated)} several times: {groups}",
                 ("again" if again else "at once",),
             )
         lost = [name for name in owners_in(event) if not any(name in group for group in groups)]
         if lost:
-            raise LawBroken(f"{', '.join(lost)} in a group, still", f"{groups}", ("lost",))
+            raise LawBroken(f"{', '.join(lost)} stay in a group", f"{groups}", ("lost",))
         if again and joined and joined[0] not in (None, members(event)):
             raise LawBroken(
-                f"nothing changed by joining {times} times: {joined[0]}", f"{groups}", ("changed again",)
+                f"joining {times} times changes nothing: {joined[0]}", f"{groups}", ("changed again",)
             )
     return judged
 
 
 def difference(one: str, other: str) -> str:
-    """Where bytes, in hexadecimal, differ first."""
+    """The first difference of two byte strings in hexadecimal."""
     if len(one) != len(other):
         return f"{len(other) // 2} bytes, not {len(one) // 2}"
     place = next(n for n in range(0, len(one), 2) if one[n : n + 2] != other[n : n + 2])
@@ -241,7 +243,7 @@ def difference(one: str, other: str) -> str:
 
 
 def alias(runs: Runs) -> int:
-    """What is written is read by all who use the cache; between two writes they all read the same of it."""
+    """All layers of a shared cache read what one of them wrote, and the same bytes between two writes."""
     judged = 0
     targets: Targets = {}
     written: tuple[str, int] | None = None
@@ -256,7 +258,9 @@ def alias(runs: Runs) -> int:
         names = path(layer, targets)
         if "error" in outcome and layer in targets:
             raise LawBroken(
-                f"block {block} of {layer}, which is that of {names[-1]}", told(outcome), ("refused",)
+                f"block {block} of {layer} is readable and writable as that of {names[-1]}",
+                error_line(outcome),
+                ("refused",),
             )
         if op == "tensors.write":
             known = "value" in outcome
@@ -270,8 +274,8 @@ def alias(runs: Runs) -> int:
             if content != outcome["value"]:
                 ways = [way for way in (names, path(other, targets)) if len(way) > 1]
                 raise LawBroken(
-                    f"block {block} of {layer} as {other} {'wrote' if written else 'sees'} it"
-                    + "".join(f"; {in_words(way)}" for way in ways),
+                    f"block {block} of {layer} reads as {other} {'wrote' if written else 'reads'} it"
+                    + "".join(f" ({in_words(way)})" for way in ways),
                     difference(content, outcome["value"]),
                     ("lost" if not ways else "chain" if max(map(len, ways)) > 2 else "direct",),
                 )
@@ -279,10 +283,10 @@ def alias(runs: Runs) -> int:
 
 
 def isolated(runs: Runs) -> int:
-    """What a layer reads is changed by nothing that is written through layers with other memory.
+    """Writes through layers with other memory do not change what a layer reads.
 
-    Layers of different groups may take turns to use the same memory, block by block. What a write returned is
-    what it left, if the layer has read back what it wrote before; whether it does is for another law.
+    Layers of different groups may use the same memory in turn, block by block. A write counts as known
+    content only if the layer has read back an earlier write; `sharing.alias` judges whether it does.
     """
     judged = 0
     targets: Targets = {}
@@ -320,7 +324,7 @@ def isolated(runs: Runs) -> int:
                 done = ", ".join(f"block {number} through {writer}" for writer, number in writes)
                 same = any(number == block for _, number in writes)
                 raise LawBroken(
-                    f"block {block} of {layer} as it was, since all that was written is {done}",
+                    f"block {block} of {layer} is unchanged, because only {done} was written",
                     difference(content, outcome["value"]),
                     ("same block" if same else "another block",),
                 )
@@ -329,10 +333,10 @@ def isolated(runs: Runs) -> int:
 
 
 def no_cost(runs: Runs) -> int:
-    """With layers that share, memory, groups and pages are as without them.
+    """With sharing layers, memory, groups and pages are the same as without them.
 
-    A refusal of layers that share their owners' caches is one, too: without them there was none. Where
-    targets share themselves, it is for another law.
+    Layers that share an owner's cache directly must not be refused either. `sharing.chain-resolves` judges
+    longer chains.
     """
     judged = 0
     calls = [e for e in runs[0] if e["op"] == "tensors.allocate" and "died" not in e["outcome"]]
@@ -342,8 +346,9 @@ def no_cost(runs: Runs) -> int:
             if "error" in event["outcome"]:
                 if set(targets_of(event).values()) <= set(event["args"]["layers"]):
                     raise LawBroken(
-                        f"no need of anything for {', '.join(map(in_words, event['args']['sharing']))}",
-                        told(event["outcome"]),
+                        f"{', '.join(map(in_words, event['args']['sharing']))} are allocated, because the "
+                        "layers need no memory of their own",
+                        error_line(event["outcome"]),
                         (f"refused, {event['outcome']['error']['type']}",),
                     )
                 continue
@@ -355,7 +360,7 @@ def no_cost(runs: Runs) -> int:
             if facets:
                 sharing = ", ".join(in_words(pair) for pair in event["args"]["sharing"])
                 raise LawBroken(
-                    f"as without the layers that share ({sharing}): "
+                    f"the same as without the sharing layers ({sharing}): "
                     + "; ".join(f"{what} {before[what]}" for what in facets),
                     "; ".join(f"{what} {after[what]}" for what in facets),
                     facets,
@@ -364,12 +369,12 @@ def no_cost(runs: Runs) -> int:
 
 
 def is_allocated(event: Event) -> bool:
-    """Whether there is memory of each layer to be judged."""
+    """Whether every layer has memory that can be judged."""
     return "value" in event["outcome"] and Caches(event).is_complete
 
 
 def costs(event: Event) -> dict[str, Any]:
-    """What owners cost; and pages that differ from those of the owner, where layers share."""
+    """The memory, groups and pages of owners, and the pages of sharing layers that differ from them."""
     answer, targets = event["outcome"]["value"], targets_of(event)
     owners = event["args"]["layers"]
     pages = {
@@ -391,8 +396,8 @@ LAWS = [
     Law(
         id="sharing.alias",
         level=Level.SAFETY,
-        statement="A sharing layer's cache is its owner's: writes through either are seen through both.",
-        why="The layer attends to what nobody has written: wrong output, and no error.",
+        statement="A sharing layer and its owner have the same cache: each reads what the other wrote.",
+        why="Otherwise the layer attends to bytes that no layer wrote: wrong output, and no error.",
         sources=("vLLM PR 35045",),
         workload="sharing.tensors",
         check=alias,
@@ -401,10 +406,13 @@ LAWS = [
         id="sharing.isolated",
         level=Level.SAFETY,
         statement=(
-            "Layers that are neither linked by sharing nor planned onto one region never see each other's "
+            "Layers that neither share a cache nor are planned onto the same memory never see each other's "
             "writes."
         ),
-        why="Layers that look alike, or are near each other in a list, overwrite each other's cache.",
+        why=(
+            "Otherwise layers with similar names, or next to each other in a list, overwrite each other's "
+            "cache."
+        ),
         sources=("vLLM PR 35045",),
         workload="sharing.tensors",
         check=isolated,
@@ -413,7 +421,7 @@ LAWS = [
         id="sharing.no-cost",
         level=Level.SAFETY,
         statement="Sharing layers add no memory, no group and no spec of their own.",
-        why="Memory for caches that nobody uses; with that of few layers saved, fewer requests run at once.",
+        why="Otherwise memory goes to caches that no layer uses, and fewer requests run at once.",
         sources=("vLLM PR 35045",),
         workload="sharing.tensors",
         check=no_cost,
@@ -421,8 +429,8 @@ LAWS = [
     Law(
         id="sharing.chain-resolves",
         level=Level.SAFETY,
-        statement="A chain of sharing layers, of any length, resolves to its owner: they are in its group.",
-        why="A model whose layer shares the cache of one that shares does not start, or reads other blocks.",
+        statement="All layers in a chain of sharing layers, of any length, are in the group of its owner.",
+        why="Otherwise a model with such a chain does not start, or its layers read the wrong blocks.",
         sources=("vLLM PR 35045",),
         workload="sharing.graphs",
         check=chain_resolves,
@@ -430,8 +438,11 @@ LAWS = [
     Law(
         id="sharing.order-free",
         level=Level.SAFETY,
-        statement="Whose cache a layer shares does not depend on the order in which layers are listed.",
-        why="A model runs or not, or reads other blocks, by how its layers happen to be named or loaded.",
+        statement="The cache that a layer shares does not depend on the order of the layers.",
+        why=(
+            "Otherwise the names or the load order of the layers decide whether a model runs and what it "
+            "reads."
+        ),
         sources=("vLLM PR 35045",),
         workload="sharing.graphs",
         check=order_free,
@@ -440,10 +451,10 @@ LAWS = [
         id="sharing.cycle-refused",
         level=Level.ROBUSTNESS,
         statement=(
-            "A cycle of sharing layers, one that shares with itself included, is refused by an error that "
-            "names them."
+            "A cycle of sharing layers, even of a single layer, is refused with an error that names its "
+            "layers."
         ),
-        why="None of them has a cache; the start hangs, or fails with something that tells nobody why.",
+        why="No layer of a cycle has a cache, so the engine hangs at start or fails without saying why.",
         sources=("vLLM PR 35045",),
         workload="sharing.cycles",
         check=cycle_refused,
@@ -452,10 +463,10 @@ LAWS = [
         id="sharing.dangling-refused",
         level=Level.ROBUSTNESS,
         statement=(
-            "A target that does not exist, or has no cache and leads to none, is refused by an error that "
-            "names the layer and its target."
+            "A target that does not exist, or that leads to no cache, is refused with an error that names "
+            "the layer and its target."
         ),
-        why="A name that was mistyped shows as a bare KeyError, or when the first request comes.",
+        why="Otherwise a mistyped name shows up as a bare KeyError, or only at the first request.",
         sources=("vLLM PR 35045",),
         workload="sharing.dangling",
         check=dangling_refused,
@@ -464,7 +475,10 @@ LAWS = [
         id="sharing.grouped-once",
         level=Level.SAFETY,
         statement="Sharing layers join their owner's group exactly once, however often initialisation runs.",
-        why="With a draft model layers are listed twice, and what counts or walks through them goes wrong.",
+        why=(
+            "Otherwise, with a draft model, layers are listed twice, and code that counts or visits them "
+            "goes wrong."
+        ),
         sources=("vLLM PR 35045",),
         workload="sharing.graphs",
         check=grouped_once,

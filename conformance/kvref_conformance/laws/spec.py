@@ -1,4 +1,4 @@
-"""Laws of the specs: what a layer's cache format promises to planners and allocators."""
+"""Laws of the specs: identity, refusals, padding, copies and merges."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ DECIDING_FIELDS = (
     "mamba_cache_mode",
     "num_speculative_blocks",
 )
-"""Fields that decide pages, block size, heads, dtypes or what the manager does."""
+"""Fields that decide the page, the block size, the heads, the dtypes or the work of the manager."""
 
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
-"""Deciding fields whose absence may be reconciled with a value; two values may not."""
+"""Deciding fields that may merge if one of two specs has no value; two different values may not merge."""
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Names of what differs between two specs' facts: fields, then class and page size."""
+    """The names of the fields in which two specs differ, then class and page size if they differ."""
     fields = sorted({*first["fields"], *second["fields"]})
     absent = object()
     differing = [f for f in fields if first["fields"].get(f, absent) != second["fields"].get(f, absent)]
     return differing + [key for key in ("class", "page_size_bytes") if first[key] != second[key]]
 
 
-def told_apart(differing: list[str]) -> list[str]:
-    """What differs, without what follows from it: the page where fields differ."""
+def without_consequences(differing: list[str]) -> list[str]:
+    """The differing fields alone if there are any, since class and page size follow from them."""
     return [name for name in differing if name not in ("class", "page_size_bytes")] or differing
 
 
@@ -48,12 +48,12 @@ def value_of(facts: dict[str, Any], name: str) -> Any:
 
 
 def built(events: list[Event]) -> list[dict[str, Any] | None]:
-    """Facts of each build in order, None where it was refused."""
+    """The facts of each built spec, in order; None if the build was refused."""
     return [event["outcome"].get("value") for event in events if event["op"] == "specs.build"]
 
 
 def deciding_differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Names of what differs between two specs' facts so that they must not share a group."""
+    """The names of the differences for which two specs must not share a group."""
     differing = differences(first, second)
     deciding = [
         name
@@ -65,35 +65,37 @@ def deciding_differences(first: dict[str, Any], second: dict[str, Any]) -> list[
 
 
 def frozen_hashable(runs: Runs) -> int:
-    """Specs built alike are equal and hash equal, and no field of one can be changed."""
+    """Two specs with the same fields are equal and have the same hash, and no field can be changed."""
     judged = 0
     for event in runs[0] if None not in built(runs[0]) else []:
         outcome = event["outcome"]
         if event["op"] == "specs.twins" and "died" not in outcome:
             judged += 1
-            expected = "two specs built alike are equal and hash equal"
+            expected = "two specs with the same fields are equal and have the same hash"
             if "error" in outcome:
                 error = outcome["error"]
                 raise LawBroken(expected, f"{error['type']}: {error['message']}", ("not hashable",))
             if not outcome["value"]["equal"]:
                 raise LawBroken(expected, "they are not equal", ("not equal",))
             if not outcome["value"]["hashes_equal"]:
-                raise LawBroken(expected, "they are equal, their hashes are not", ("hash",))
+                raise LawBroken(expected, "they are equal, but their hashes differ", ("hash",))
         elif event["op"] == "specs.mutable_fields" and "value" in outcome:
             judged += 1
             if outcome["value"]:
                 changed = outcome["value"]
-                raise LawBroken("no field of a spec can be changed", ", ".join(changed), tuple(changed))
+                raise LawBroken(
+                    "no field of a spec can be changed", f"changed {', '.join(changed)}", tuple(changed)
+                )
     return judged
 
 
 def pickle_round_trip(runs: Runs) -> int:
-    """What comes out of a pickle in another process is the spec that went in."""
+    """A spec that is pickled in one process is equal after unpickling in another."""
     facts = built(runs[0])
     if not facts or facts[0] is None:
         return 0
     events = [event for run in runs for event in run if event["op"] in ("specs.pickled", "specs.unpickled")]
-    expected = "a spec equal to the one that was pickled"
+    expected = "a spec equal to the pickled one"
     for event in events:
         if "error" in event["outcome"]:
             error = event["outcome"]["error"]
@@ -105,10 +107,12 @@ def pickle_round_trip(runs: Runs) -> int:
         raise LawBroken(
             expected,
             "; ".join(f"{f} is {value_of(restored['facts'], f)}, was {value_of(facts[0], f)}" for f in lost),
-            tuple(told_apart(lost)),
+            tuple(without_consequences(lost)),
         )
     if not restored["equal"]:
-        raise LawBroken(expected, "no field differs, and yet it does not equal one built anew", ("==",))
+        raise LawBroken(
+            expected, "no field differs, but it is not equal to a new spec with the same fields", ("==",)
+        )
     return 1
 
 
@@ -125,11 +129,11 @@ LEAST = {
     "extra_retained_tokens": 0,
     "num_speculative_blocks": 0,
 }
-"""The least that a field can mean, by any reading: a window of -1 is none, of -2 nonsense."""
+"""The smallest value that each field can mean. A window of -1 stands for no window; -2 means nothing."""
 
 
 def illegalities(fields: dict[str, Any], content: int | None) -> list[str]:
-    """Names of fields that no spec can have like that; `content` is what its page has to hold, in bytes."""
+    """The names of the fields with an impossible value. `content` is the bytes that the page must hold."""
     found = [name for name, least in LEAST.items() if type(fields.get(name)) is int and fields[name] < least]
     padded = fields.get("page_size_padded")
     if content is not None and padded is not None and 0 < padded < content:
@@ -145,7 +149,7 @@ def illegalities(fields: dict[str, Any], content: int | None) -> list[str]:
 
 
 def illegal_refused(runs: Runs) -> int:
-    """A spec that nobody can mean is not built, while the one it was made from is."""
+    """A spec with an impossible field is refused."""
     judged = 0
     legal: dict[str, Any] | None = None
     for event in runs[0]:
@@ -157,8 +161,8 @@ def illegal_refused(runs: Runs) -> int:
         judged += bool(wrong)
         if wrong and facts is not None:
             raise LawBroken(
-                "a refusal, because of " + ", ".join(f"{name} {fields[name]}" for name in wrong),
-                f"a {facts['class']} with pages of {facts['page_size_bytes']} bytes",
+                "a refusal of " + ", ".join(f"{name}={fields[name]}" for name in wrong),
+                f"a {facts['class']} with page_size_bytes={facts['page_size_bytes']}",
             )
         if facts is not None and not wrong:
             legal = {
@@ -169,7 +173,7 @@ def illegal_refused(runs: Runs) -> int:
 
 
 def padding_honoured(runs: Runs) -> int:
-    """The page of a spec with a padded page size is that size."""
+    """A spec with a padded page size has pages of that size, or is refused."""
     judged = 0
     for event in runs[0]:
         padded = event["args"].get("spec", {}).get("fields", {}).get("page_size_padded")
@@ -179,20 +183,20 @@ def padding_honoured(runs: Runs) -> int:
         facts = event["outcome"].get("value")
         if facts is not None and event["args"]["spec"].get("declared", {}).get("never_pads"):
             raise LawBroken(
-                f"a refusal of page_size_padded == {padded}, as pages are declared to be never padded",
-                f"a spec with page_size_bytes == {facts['page_size_bytes']}",
+                f"a refusal of page_size_padded={padded}, because the target declares that it never pads",
+                f"a spec with page_size_bytes={facts['page_size_bytes']}",
                 ("accepted",),
             )
         if facts is not None and facts["page_size_bytes"] != padded:
             raise LawBroken(
-                f"page_size_bytes == {padded}, the padded page size asked for (or a refusal)",
-                f"page_size_bytes == {facts['page_size_bytes']}",
+                f"page_size_bytes={padded}, the requested page_size_padded, or a refusal",
+                f"page_size_bytes={facts['page_size_bytes']}",
             )
     return judged
 
 
 def merge_identity(runs: Runs) -> int:
-    """Merging a spec with itself gives that spec back, field for field."""
+    """Merging a spec with itself gives the same spec, field for field."""
     facts = built(runs[0])
     merges = [event["outcome"] for event in runs[0] if event["op"] == "specs.merge"]
     if not facts or facts[0] is None or not merges or "died" in merges[0]:
@@ -200,14 +204,14 @@ def merge_identity(runs: Runs) -> int:
     spec, outcome = facts[0], merges[0]
     if "error" in outcome:
         raise LawBroken(
-            "merging a spec with itself gives that spec",
+            "merging a spec with itself gives the same spec",
             f"{outcome['error']['type']}: {outcome['error']['message']}",
             ("refused",),
         )
     lost = differences(spec, outcome["value"])
     if lost:
         raise LawBroken(
-            "merging a spec with itself gives that spec",
+            "merging a spec with itself gives the same spec",
             "; ".join(f"{f} is {value_of(outcome['value'], f)}, was {value_of(spec, f)}" for f in lost),
             tuple(lost),
         )
@@ -215,7 +219,7 @@ def merge_identity(runs: Runs) -> int:
 
 
 def merge_refuses_unequal(runs: Runs) -> int:
-    """Two specs that differ in what decides pages or management do not merge."""
+    """Two specs that differ in their pages or their management do not merge."""
     facts = built(runs[0])
     merges = [event["outcome"] for event in runs[0] if event["op"] == "specs.merge"]
     if len(facts) < 2 or facts[0] is None or facts[1] is None or not merges or "died" in merges[0]:
@@ -229,14 +233,14 @@ def merge_refuses_unequal(runs: Runs) -> int:
             "specs that differ in "
             + ", ".join(f"{n} ({value_of(first, n)} and {value_of(second, n)})" for n in deciding)
             + " do not merge",
-            "merged into " + ", ".join(f"{n} {value_of(merges[0]['value'], n)}" for n in deciding),
+            "they merged into " + ", ".join(f"{n} {value_of(merges[0]['value'], n)}" for n in deciding),
             tuple(deciding),
         )
     return 1
 
 
 def copy_consistent(runs: Runs) -> int:
-    """A copy with a new block size equals a fresh spec of that size, refusals included."""
+    """A copy with a new block size equals a new spec of that size, or both are refused."""
     copies = [event for event in runs[0] if event["op"] == "specs.copy"]
     builds = [event["outcome"] for event in runs[0] if event["op"] == "specs.build"]
     if not copies or len(builds) < 2 or "value" not in builds[0] or "died" in copies[0]["outcome"]:
@@ -244,22 +248,23 @@ def copy_consistent(runs: Runs) -> int:
     copied, fresh = copies[0]["outcome"], builds[1]
     if "value" in fresh and "error" in copied:
         raise LawBroken(
-            f"a copy with block size {copies[0]['args']['block_size']}, as a fresh spec of that size exists",
+            f"a copy with block size {copies[0]['args']['block_size']}, because a new spec of that size can "
+            "be built",
             f"{copied['error']['type']}: {copied['error']['message']}",
             ("refused",),
         )
     if "value" in copied and "error" in fresh:
         raise LawBroken(
-            f"no copy with block size {copies[0]['args']['block_size']}, since a fresh spec of that size is "
+            f"no copy with block size {copies[0]['args']['block_size']}, because a new spec of that size is "
             f"refused ({fresh['error']['type']}: {fresh['error']['message']})",
-            "copied",
+            "a copy was made",
             ("accepted",),
         )
     if "value" in copied and (wrong := differences(fresh["value"], copied["value"])):
         raise LawBroken(
-            "the copy equals a fresh spec of that block size",
+            "the copy equals a new spec of that block size",
             "; ".join(
-                f"{f} is {value_of(copied['value'], f)}, fresh it is {value_of(fresh['value'], f)}"
+                f"{f} is {value_of(copied['value'], f)}, in a new spec it is {value_of(fresh['value'], f)}"
                 for f in wrong
             ),
             tuple(wrong),
@@ -272,10 +277,13 @@ LAWS = [
         id="spec.frozen-hashable",
         level=Level.SAFETY,
         statement=(
-            "Instances are immutable and (composites aside) hashable; specs built alike are equal and hash "
-            "equal."
+            "Specs are immutable and, except for composites, hashable, and two specs with the same fields "
+            "are equal and have the same hash."
         ),
-        why="Planning uses specs as keys: a layer gets lost, or is put in a group of its own.",
+        why=(
+            "Planning uses specs as dictionary keys, so a layer could get lost or end up in a group of its "
+            "own."
+        ),
         sources=("vLLM PR 37505",),
         workload="specs.identity",
         check=frozen_hashable,
@@ -283,8 +291,8 @@ LAWS = [
     Law(
         id="spec.pickle-round-trip",
         level=Level.SAFETY,
-        statement="A spec survives pickling into another process, equal.",
-        why="Workers send their specs to the scheduler's process: what gets lost there, it plans without.",
+        statement="A spec that is pickled and unpickled in another process is equal to the original.",
+        why="Workers send their specs to the scheduler process, which would plan without the lost fields.",
         sources=("vLLM PR 37505",),
         workload="specs.pickling",
         check=pickle_round_trip,
@@ -293,10 +301,13 @@ LAWS = [
         id="spec.illegal-refused",
         level=Level.ROBUSTNESS,
         statement=(
-            "Specs that nobody can mean (block size 0 or negative, smaller than its compression, no heads, "
-            "padding smaller than the content) are refused at construction."
+            "A spec with impossible fields is refused at construction, for example a block size below 1 or "
+            "below its compression, no heads, or padding smaller than the content."
         ),
-        why="A slip in a configuration becomes an empty page, or a division by zero far from its cause.",
+        why=(
+            "Otherwise a typo in a configuration becomes an empty page, or a division by zero far from its "
+            "cause."
+        ),
         sources=("vLLM PR 37505",),
         workload="specs.illegal",
         check=illegal_refused,
@@ -305,10 +316,10 @@ LAWS = [
         id="spec.padding-honoured",
         level=Level.SAFETY,
         statement=(
-            "A requested padded page size is what page_size_bytes says, in every subclass; a target that "
-            "never pads refuses it."
+            "With page_size_padded, every spec class reports that value as its page_size_bytes or refuses "
+            "it; a target that declares that it never pads refuses it."
         ),
-        why="Layers that should share one pool get pages of different sizes, and views overlap.",
+        why="Otherwise layers that should share a pool get different page sizes, and their views overlap.",
         sources=("vLLM PR 31635",),
         workload="specs.padding",
         check=padding_honoured,
@@ -317,10 +328,10 @@ LAWS = [
         id="spec.copy-consistent",
         level=Level.SAFETY,
         statement=(
-            "Copying with a new block size changes nothing else, recomputes what is derived (padding from "
-            "alignment), and gives the page a fresh spec of that size would have."
+            "A copy with a new block size equals a new spec of that block size, including derived values "
+            "such as padding from alignment."
         ),
-        why="Page unification copies specs to other block sizes; a stale page size shifts every later block.",
+        why="Planning copies specs to other block sizes, and a stale page size shifts every later block.",
         sources=("vLLM PR 37505", "vLLM PR 31635"),
         workload="specs.copy",
         check=copy_consistent,
@@ -328,8 +339,8 @@ LAWS = [
     Law(
         id="spec.merge-identity",
         level=Level.SAFETY,
-        statement="merge([s]) == s and merge([s, s]) == s: no field is lost.",
-        why="Planning continues with the merged spec: a lost field is a lost window, alignment or format.",
+        statement="Merging a spec with itself gives an equal spec: merge([s]) == s and merge([s, s]) == s.",
+        why="Planning uses the merged spec, so a lost field is a lost window, alignment or format.",
         sources=("vLLM PR 37505",),
         workload="specs.merge-equal",
         check=merge_identity,
@@ -338,10 +349,10 @@ LAWS = [
         id="spec.merge-refuses-unequal",
         level=Level.SAFETY,
         statement=(
-            "Specs with different pages, block sizes, heads, dtypes or managers never merge (declared "
-            "reconciliations, such as full attention with and without a window, excepted)."
+            "Specs with different pages, block sizes, heads, dtypes or managers never merge; a spec with a "
+            "window may merge with one that has none."
         ),
-        why="One group gets one page size: a layer that needs another reads and writes past its blocks.",
+        why="A group has one page size, so a layer that needs a larger one reads and writes past its blocks.",
         sources=("vLLM PR 37505",),
         workload="specs.merge-unequal",
         check=merge_refuses_unequal,

@@ -1,4 +1,4 @@
-"""Laws of specs that might share a group: merging them, and telling whether they are uniform."""
+"""Laws of specs that might share a group: whether they merge, and whether they are uniform."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import itertools
 from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
-from kvref_conformance.laws.spec import built, deciding_differences, differences, told_apart, value_of
+from kvref_conformance.laws.spec import (
+    built,
+    deciding_differences,
+    differences,
+    value_of,
+    without_consequences,
+)
 
 
 def classes_of(specs: list[dict[str, Any]]) -> list[str]:
@@ -14,7 +20,7 @@ def classes_of(specs: list[dict[str, Any]]) -> list[str]:
 
 
 def facets_of(specs: list[dict[str, Any]], differing: list[str]) -> tuple[str, ...]:
-    """The classes that were mixed; among specs of one class what differs."""
+    """The mixed classes, or the differing fields of specs of one class."""
     classes = classes_of(specs)
     return (" and ".join(classes),) if len(classes) > 1 else tuple(differing) or ("",)
 
@@ -33,31 +39,31 @@ def must_not_merge(facts: list[dict[str, Any] | None]) -> bool:
 
 
 def merge_order_free(runs: Runs) -> int:
-    """Two merges of the same specs in different orders are both refused, or yield the same."""
+    """Merging the same specs in two orders gives the same spec, or is refused both times."""
     merges = [event for event in runs[0] if event["op"] == "specs.merge" and "died" not in event["outcome"]]
     if len(merges) < 2 or merges[0]["args"] == merges[1]["args"]:
         return 0
     specs = merges[0]["args"]["specs"]
     if len(classes_of(specs)) == 1 and must_not_merge(built(runs[0])):
-        return 1  # If they are merged at all, that is for another law to tell.
+        return 1  # spec.merge-refuses-unequal judges whether they merge at all.
     one, other = (event["outcome"] for event in merges[:2])
     if ("value" in one) != ("value" in other):
         raise LawBroken(
-            "specs that merge in one order merge in any",
+            "specs that merge in one order merge in any order",
             f"{in_words(one)} in one order, {in_words(other)} in the other",
             facets_of(specs, ["refused"]),
         )
     if "value" in one and (wrong := differences(one["value"], other["value"])):
         raise LawBroken(
-            "merging in another order yields the same spec",
+            "merging in another order gives the same spec",
             "; ".join(f"{f} is {value_of(one['value'], f)} or {value_of(other['value'], f)}" for f in wrong),
-            facets_of(specs, told_apart(wrong)),
+            facets_of(specs, without_consequences(wrong)),
         )
     return 1
 
 
 def merge_keeps_class(runs: Runs) -> int:
-    """Merging a spec with one of a derived class is refused, or yields one of the derived class."""
+    """Merging a spec with one of a derived class gives the derived class, or is refused."""
     mro = {
         event["outcome"]["value"]["class"]: event["outcome"]["value"].get("mro", [])
         for event in runs[0]
@@ -76,7 +82,7 @@ def merge_keeps_class(runs: Runs) -> int:
         lost = [c for c in derived if c not in merged.get("mro", [merged["class"]])]
         if lost:
             raise LawBroken(
-                f"a refusal, or a {lost[0]}, of merging {', '.join(classes)}",
+                f"merging {', '.join(classes)} gives a {lost[0]} or is refused",
                 f"a {merged['class']}",
                 tuple(lost),
             )
@@ -88,7 +94,7 @@ def uniform_answers(events: list[Event]) -> list[Event]:
 
 
 def all_registered(events: list[Event]) -> bool:
-    """Whether no look-up found a spec of an unknown class, which planning refuses before it asks."""
+    """Whether all classes are registered. Planning refuses others before it checks uniformity."""
     lookups = [event["outcome"] for event in events if event["op"] == "registry.lookup"]
     return all("value" in outcome and outcome["value"]["manager"] is not None for outcome in lookups)
 
@@ -99,15 +105,15 @@ def differing_fields(specs: list[dict[str, Any]]) -> list[str]:
 
 
 def uniform_symmetric(runs: Runs) -> int:
-    """Two orders of the same specs get the same answer."""
-    asked = uniform_answers(runs[0])
-    if len(asked) < 2 or asked[0]["args"] == asked[1]["args"]:
+    """Uniformity has the same answer for the same specs in another order."""
+    answers = uniform_answers(runs[0])
+    if len(answers) < 2 or answers[0]["args"] == answers[1]["args"]:
         return 0
-    one, other = (event["outcome"] for event in asked[:2])
+    one, other = (event["outcome"] for event in answers[:2])
     if "value" in one and "value" in other and one["value"] != other["value"]:
-        specs = asked[0]["args"]["specs"]
+        specs = answers[0]["args"]["specs"]
         raise LawBroken(
-            "one answer, whichever spec comes first",
+            "the same answer in any order of the specs",
             f"{one['value']} in one order, {other['value']} in the other",
             facets_of(specs, differing_fields(specs)),
         )
@@ -115,29 +121,29 @@ def uniform_symmetric(runs: Runs) -> int:
 
 
 def uniform_total(runs: Runs) -> int:
-    """Whether registered specs are uniform is answered by yes or no; others may be refused."""
-    asked = uniform_answers(runs[0])
+    """Uniformity of registered specs is answered with true or false; other specs may be refused."""
+    answers = uniform_answers(runs[0])
     builds = [event for event in runs[0] if event["op"] == "specs.build"]
     if any("value" not in event["outcome"] for event in builds):
         return 0
-    for event in asked:
+    for event in answers:
         specs, outcome = event["args"]["specs"], event["outcome"]
         refused = "error" in outcome and not all_registered(runs[0])
         if not refused and not isinstance(outcome.get("value"), bool):
             raise LawBroken(
-                f"yes or no to whether specs of {' and '.join(classes_of(specs))} are uniform",
+                f"true or false for the uniformity of {' and '.join(classes_of(specs))}",
                 in_words(outcome),
                 facets_of(specs, differing_fields(specs)),
             )
-    return len(asked)
+    return len(answers)
 
 
 LAWS = [
     Law(
         id="spec.merge-order-free",
         level=Level.SAFETY,
-        statement="Merging accepts or refuses, and yields the same, in any order.",
-        why="The plan of a model depends on the order in which its layers happen to be listed.",
+        statement="Merging specs gives the same result, or is refused, in any order.",
+        why="Otherwise the plan of a model depends on the order of its layers.",
         sources=("vLLM PR 37505",),
         workload="specs.merge-orders",
         check=merge_order_free,
@@ -145,8 +151,11 @@ LAWS = [
     Law(
         id="spec.merge-keeps-class",
         level=Level.SAFETY,
-        statement="A subclass instance is never absorbed into its parent's class.",
-        why="A layer with a special cache is managed by the general rules: freed, grouped, restored wrongly.",
+        statement="Merging a spec with one of its subclass gives the subclass or is refused.",
+        why=(
+            "Otherwise a layer with a special cache is freed, grouped and restored by the rules of its "
+            "parent class."
+        ),
         sources=("vLLM PR 37505",),
         workload="specs.merge-orders",
         check=merge_keeps_class,
@@ -154,8 +163,11 @@ LAWS = [
     Law(
         id="spec.uniform-symmetric",
         level=Level.SAFETY,
-        statement="Uniformity is symmetric, and does not depend on the order of the collection.",
-        why="Layers that need different blocks share a table, or not, by the order in which they are listed.",
+        statement="Whether specs are uniform does not depend on their order.",
+        why=(
+            "Otherwise the order of the layers decides whether layers with different needs share a block "
+            "table."
+        ),
         sources=("vLLM PR 37505",),
         workload="specs.uniformity",
         check=uniform_symmetric,
@@ -164,10 +176,10 @@ LAWS = [
         id="spec.uniform-total",
         level=Level.SAFETY,
         statement=(
-            "Asking about uniformity answers yes or no for any mix of registered specs; only unregistered "
-            "ones may be refused."
+            "Whether specs are uniform is answered with true or false for any mix of registered specs; only "
+            "unregistered specs may be refused."
         ),
-        why="Planning a model with an unusual mix of layers ends in an exception that nobody expects.",
+        why="Otherwise planning a model with an unusual mix of layers ends in an unexpected exception.",
         sources=("vLLM PR 37505",),
         workload="specs.uniformity",
         check=uniform_total,

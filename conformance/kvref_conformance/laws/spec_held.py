@@ -1,4 +1,4 @@
-"""The law that says that requests hold no more than their specs count."""
+"""The law that a request never holds more memory than its spec counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def memory_covers_held(runs: Runs) -> int:
-    """No request holds more pages than its spec's maximum. Places for drafts come on top."""
+    """No request holds more pages than its spec's maximum, plus the lookahead."""
     answers = {event["op"]: event["outcome"].get("value") for event in runs[0][:2]}
     built, maximum = answers.get("specs.build"), answers.get("specs.max_memory")
     if built is None or maximum is None:
@@ -22,8 +22,9 @@ def memory_covers_held(runs: Runs) -> int:
         judged += 1
         if held * page > maximum + ahead * page:
             raise LawBroken(
-                f"after {step.in_words()}: at most {maximum} bytes held, as max_memory_usage_bytes says",
-                f"{held} pages of {page} bytes: {step.table(step.after, group)}",
+                f"after {step.in_words()}: the request holds at most {maximum} bytes, its "
+                "max_memory_usage_bytes",
+                f"{held} pages of {page} bytes in the block table {step.table(step.after, group)}",
             )
     return judged
 
@@ -32,8 +33,8 @@ LAWS = [
     Law(
         id="spec.memory-covers-held",
         level=Level.SAFETY,
-        statement="No request ever holds more pages than its spec's maximum, places for drafts left out.",
-        why="An engine that starts because one request fits cannot finish that request.",
+        statement="A request never holds more pages than its spec's maximum memory, not counting lookahead.",
+        why="Otherwise an engine starts because one request fits, but cannot finish that request.",
         sources=("the engine contract",),
         workload="cache.machine",
         check=memory_covers_held,

@@ -1,4 +1,4 @@
-"""Laws of sizes: what a page holds, how it grows, and what a request may take."""
+"""Laws of sizes: what a page holds, how it scales, and how much memory a request may need."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kvref_conformance.laws.plan import INTERNAL_ERRORS
 SCALE_BYTES = 4
 
 LATENT = ("MLAAttentionSpec", "SlidingWindowMLASpec")
-"""Kinds that have no V unless they say so."""
+"""Kinds that store no V unless their fields say so."""
 
 WINDOWED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
-"""Kinds that give back what is behind their window or chunk."""
+"""Kinds that free the blocks that their window or chunk has left."""
 
 
 def builds(events: list[Event]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Descriptor and facts of each spec that was built."""
+    """The descriptor and facts of each built spec."""
     made = [event for event in events if event["op"] == "specs.build" and "value" in event["outcome"]]
     return [(event["args"]["spec"], event["outcome"]["value"]) for event in made]
 
@@ -30,20 +30,20 @@ def is_kind(facts: dict[str, Any], *kinds: str) -> bool:
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of an element of a dtype written as `torch.float16`."""
+    """The bytes of one element of a dtype written like `torch.float16`."""
     bits = re.search(r"\d+", dtype)
     return max(1, int(bits.group()) // 8) if bits else 1
 
 
 def number_of_states(fields: dict[str, Any]) -> int:
-    """How often the page stores K and V: per token, or per several tokens, or several times a token."""
+    """How many states a page stores: one per token, one per several tokens, or several per token."""
     tokens = fields.get("tokens_per_state", fields.get("compress_ratio")) or 1
     numerator, denominator = tokens["fraction"] if isinstance(tokens, dict) else (tokens, 1)
     return int(fields["block_size"] * denominator // numerator)
 
 
 def content_bytes(facts: dict[str, Any]) -> int | None:
-    """Bytes of all that the spec's fields say a page holds; None where they do not say it."""
+    """The bytes that a page must hold according to the fields; None if they do not say."""
     fields = facts["fields"]
     if "shapes" in fields and "dtypes" in fields:
         states = zip(fields["shapes"], fields["dtypes"], strict=False)
@@ -58,7 +58,7 @@ def content_bytes(facts: dict[str, Any]) -> int | None:
     v = fields.get("head_size_v", k)
     v = k if v is None else v
     if is_kind(facts, *LATENT) and v == k:
-        v = 0  # One vector stands for both, though the class has the field of full attention.
+        v = 0  # One vector serves as K and V, though the class inherits the field of full attention.
     values = (k + v) * item_bytes(fields["dtype"])
     match fields.get("kv_quant_mode"):
         case None | {"name": "NONE" | "FP8_PER_TENSOR"}:
@@ -69,7 +69,7 @@ def content_bytes(facts: dict[str, Any]) -> int | None:
 
 
 def page_positive(runs: Runs) -> int:
-    """Every spec that is built has a page of a positive whole number of bytes."""
+    """The page size of every built spec is a positive int."""
     made = builds(runs[0])
     for _, facts in made:
         page = facts["page_size_bytes"]
@@ -79,7 +79,7 @@ def page_positive(runs: Runs) -> int:
 
 
 def page_covers_content(runs: Runs) -> int:
-    """The page is at least what the fields say it holds, and at least its own unpadded size."""
+    """The page is at least as large as its content, and at least as large as its unpadded size."""
     judged = 0
     for spec, facts in builds(runs[0]):
         page, unpadded = facts["page_size_bytes"], facts.get("unpadded_page_size_bytes")
@@ -88,21 +88,21 @@ def page_covers_content(runs: Runs) -> int:
         judged += content is not None or unpadded is not None
         if content is not None and page < content:
             raise LawBroken(
-                f"a page of at least {content} bytes, which is what its K, V, scales or states take",
-                f"page_size_bytes == {page}",
+                f"page_size_bytes of at least {content}, the bytes of its K, V, scales or states",
+                f"page_size_bytes={page}",
                 ("content",),
             )
         if unpadded is not None and page < unpadded:
             raise LawBroken(
-                f"a page of at least {unpadded} bytes, its size without padding",
-                f"page_size_bytes == {page}",
+                f"page_size_bytes of at least {unpadded}, its unpadded size",
+                f"page_size_bytes={page}",
                 ("unpadded",),
             )
     return judged
 
 
 def scaling_of(spec: dict[str, Any], facts: dict[str, Any]) -> str:
-    """How the page follows the block size: as declared, else as the kind has it."""
+    """How the page size scales with the block size: as declared, else by the kind."""
     declared = spec.get("declared", {}).get("page_scaling")
     if declared:
         return str(declared)
@@ -112,7 +112,7 @@ def scaling_of(spec: dict[str, Any], facts: dict[str, Any]) -> str:
 
 
 def scaled_bytes(facts: dict[str, Any]) -> int | None:
-    """Bytes that follow the block size: not what padding and alignment add; None where that is not told."""
+    """The page size without padding and alignment; None if the spec does not report it."""
     fields = facts["fields"]
     padded = fields.get("page_size_padded") is not None or fields.get("alignment") is not None
     size: int | None = facts.get("unpadded_page_size_bytes") if padded else facts["page_size_bytes"]
@@ -120,13 +120,13 @@ def scaled_bytes(facts: dict[str, Any]) -> int | None:
 
 
 def page_scaling(runs: Runs) -> int:
-    """Specs that differ in block size alone have pages that differ as declared."""
+    """The page sizes of specs that differ only in block size follow the declared scaling."""
     judged = 0
     made = builds(runs[0])
     for spec, facts in made[1:]:
         if {**spec["fields"], "block_size": 0} != {**made[0][0]["fields"], "block_size": 0}:
             continue
-        small, large = sorted((made[0][1], facts), key=lambda told: int(told["fields"]["block_size"]))
+        small, large = sorted((made[0][1], facts), key=lambda spec: int(spec["fields"]["block_size"]))
         sizes = small["fields"]["block_size"], large["fields"]["block_size"]
         small_page, large_page = scaled_bytes(small), scaled_bytes(large)
         if sizes[0] == sizes[1] or small_page is None or large_page is None:
@@ -134,18 +134,18 @@ def page_scaling(runs: Runs) -> int:
         judged += 1
         scaling = scaling_of(spec, facts)
         expected, as_expected = {
-            "constant": ("the same", large_page == small_page),
-            "linear": ("proportional to them", large_page * sizes[0] == small_page * sizes[1]),
-            "packed": ("proportional to them", large_page * sizes[0] == small_page * sizes[1]),
+            "constant": ("equal", large_page == small_page),
+            "linear": ("proportional to the block sizes", large_page * sizes[0] == small_page * sizes[1]),
+            "packed": ("proportional to the block sizes", large_page * sizes[0] == small_page * sizes[1]),
             "compressed": (
-                "larger for the larger one, and not more per token",
+                "not smaller for the larger block size, and not larger per token",
                 small_page <= large_page
                 and (sizes[1] % sizes[0] != 0 or large_page * sizes[0] <= small_page * sizes[1]),
             ),
-        }.get(scaling, ("not smaller for the larger one", small_page <= large_page))
+        }.get(scaling, ("not smaller for the larger block size", small_page <= large_page))
         if not as_expected:
             raise LawBroken(
-                f"pages for block sizes {sizes[0]} and {sizes[1]} that are {expected} ({scaling} scaling)",
+                f"page sizes for block sizes {sizes[0]} and {sizes[1]} are {expected} ({scaling} scaling)",
                 f"{small_page} and {large_page} bytes",
                 (scaling,),
             )
@@ -153,14 +153,14 @@ def page_scaling(runs: Runs) -> int:
 
 
 def answers_of_memory(events: list[Event]) -> list[tuple[dict[str, Any], Any]]:
-    """Limits and answer of each question for the maximum memory that was answered, by growing length."""
-    asked = [e for e in events if e["op"] == "specs.max_memory" and "value" in e["outcome"]]
-    asked.sort(key=lambda event: int(event["args"]["max_model_len"]))
-    return [(event["args"], event["outcome"]["value"]) for event in asked]
+    """The limits and the maximum memory of each call that returned, by growing length."""
+    calls = [e for e in events if e["op"] == "specs.max_memory" and "value" in e["outcome"]]
+    calls.sort(key=lambda event: int(event["args"]["max_model_len"]))
+    return [(event["args"], event["outcome"]["value"]) for event in calls]
 
 
 def memory_monotone(runs: Runs) -> int:
-    """A longer longest request never takes less, and every answer is a whole number of pages."""
+    """The maximum memory never falls with a longer request, and is a whole number of pages."""
     made, answers = builds(runs[0]), answers_of_memory(runs[0])
     if not made:
         return 0
@@ -168,15 +168,15 @@ def memory_monotone(runs: Runs) -> int:
     for limits, memory in answers:
         if memory < 0 or memory % page:
             raise LawBroken(
-                f"a whole number of pages of {page} bytes for a length of {limits['max_model_len']}",
+                f"a whole number of pages of {page} bytes for max_model_len={limits['max_model_len']}",
                 f"{memory} bytes",
                 ("pages",),
             )
     for (limits, memory), (longer, more) in itertools.pairwise(answers):
         if more < memory:
             raise LawBroken(
-                f"at least {memory} bytes for a length of {longer['max_model_len']}, as for "
-                f"{limits['max_model_len']}",
+                f"at least {memory} bytes for max_model_len={longer['max_model_len']}, as for "
+                f"max_model_len={limits['max_model_len']}",
                 f"{more} bytes",
                 ("falls",),
             )
@@ -184,7 +184,7 @@ def memory_monotone(runs: Runs) -> int:
 
 
 def memory_window_flat(runs: Runs) -> int:
-    """What a windowed layer takes stops growing behind its window, and is near full attention's before."""
+    """The memory of a windowed layer stops growing after its window, and never far exceeds full attention."""
     made, answers = builds(runs[0]), answers_of_memory(runs[0])
     if not made or not is_kind(made[0][1], *WINDOWED):
         return 0
@@ -197,19 +197,19 @@ def memory_window_flat(runs: Runs) -> int:
         full = -(-length // fields["block_size"]) * page
         if memory > full + page:
             raise LawBroken(
-                f"at most one page more than the {full} bytes that full attention takes for {length} tokens",
+                f"at most one page more than the {full} bytes of full attention for {length} tokens",
                 f"{memory} bytes",
                 ("full",),
             )
-        # A window need not start at the edge of a block.
+        # A window may start within a block.
         held = window + fields.get("extra_retained_tokens", 0) + limits["max_in_flight_tokens"]
         if length >= held + fields["block_size"]:
             beyond.append((length, memory))
     for length, memory in beyond[1:]:
         if memory != beyond[0][1]:
             raise LawBroken(
-                f"{beyond[0][1]} bytes for {length} tokens as for {beyond[0][0]}, both longer than what the "
-                "window and the tokens in flight can span",
+                f"{beyond[0][1]} bytes for {length} tokens, as for {beyond[0][0]}, because both are longer "
+                "than the window and the tokens in flight",
                 f"{memory} bytes",
                 ("flat",),
             )
@@ -233,13 +233,13 @@ VLLM = (
     "HiSparseHotSpec",
     "HiSparseResidentSpec",
 )
-"""Classes of vLLM, of which it is known what their fields may have."""
+"""vLLM's classes, whose legal field values are known."""
 
 
 def build_total(runs: Runs) -> int:
-    """What a model may ask for can be built. Whether pages can be padded is for the target to say.
+    """A spec with legal field values can be built. Padded pages are left out; a target may refuse them.
 
-    A class of a vendor may refuse what its device cannot do, by an error that is meant.
+    A vendor's class may refuse what its device cannot do, by a deliberate error.
     """
     judged = 0
     for event in runs[0]:
@@ -251,11 +251,9 @@ def build_total(runs: Runs) -> int:
             known = spec["class"] in VLLM
             if not known and (kind == "AssertionError" or kind not in INTERNAL_ERRORS):
                 continue
-            told = ", ".join(f"{name}={value}" for name, value in spec["fields"].items())
-            more = (
-                ", or a profile that says which values it takes" if known else ", or a refusal that is meant"
-            )
-            raise LawBroken(f"a {spec['class']} with {told}{more}", f"{kind}: {error['message']}", (kind,))
+            fields = ", ".join(f"{name}={value}" for name, value in spec["fields"].items())
+            more = ", or a profile that says which values it takes" if known else ", or a deliberate refusal"
+            raise LawBroken(f"a {spec['class']} with {fields}{more}", f"{kind}: {error['message']}", (kind,))
         judged += 1
     return judged
 
@@ -265,10 +263,10 @@ LAWS = [
         id="spec.build-total",
         level=Level.SAFETY,
         statement=(
-            "A spec can be built of values that its fields may have; a class of a vendor may refuse some, by "
-            "an error that is meant."
+            "A spec can be built with every legal value of its fields; a vendor's class may refuse some by a "
+            "deliberate error."
         ),
-        why="A model that is nothing out of the way does not start.",
+        why="Otherwise an ordinary model does not start.",
         sources=("vLLM PR 37505",),
         workload="specs.pages",
         check=build_total,
@@ -276,8 +274,8 @@ LAWS = [
     Law(
         id="spec.page-positive",
         level=Level.SAFETY,
-        statement="page_size_bytes is a positive integer for every legal spec.",
-        why="Blocks are counted by dividing memory by it, and addressed by multiplying with it.",
+        statement="page_size_bytes is a positive int for every legal spec.",
+        why="The engine divides memory by it to count blocks, and multiplies by it to address them.",
         sources=("vLLM PR 37505",),
         workload="specs.pages",
         check=page_positive,
@@ -286,10 +284,13 @@ LAWS = [
         id="spec.page-covers-content",
         level=Level.SAFETY,
         statement=(
-            "The page holds every component that the spec declares (K, V, scales, states, or what they are "
-            "packed into), and is not smaller than its unpadded size."
+            "The page holds every component that the spec declares (K, V, scales, states, or their packed "
+            "form) and is not smaller than its unpadded size."
         ),
-        why="What the page has no room for is written into the next block, which is another request's.",
+        why=(
+            "What does not fit into the page is written into the next block, which belongs to another "
+            "request."
+        ),
         sources=("vLLM PR 37505",),
         workload="specs.pages",
         check=page_covers_content,
@@ -298,10 +299,13 @@ LAWS = [
         id="spec.page-scaling",
         level=Level.SAFETY,
         statement=(
-            "The page, padding aside, follows the declared scaling: linear in the block size, constant for "
-            "states, compressed, packed. What is not declared follows from the kind."
+            "The page size without padding scales with the block size as declared (linear, packed, "
+            "compressed or constant), or else as usual for the spec's kind."
         ),
-        why="Page unification computes block sizes from pages: with another scaling they do not meet.",
+        why=(
+            "Planning computes block sizes from page sizes, and with another scaling the pages do not become "
+            "equal."
+        ),
         sources=("vLLM PR 31635",),
         workload="specs.pages",
         check=page_scaling,
@@ -309,8 +313,13 @@ LAWS = [
     Law(
         id="spec.memory-monotone",
         level=Level.SAFETY,
-        statement="Maximum memory never falls as the maximum length grows, and is a whole number of pages.",
-        why="The longest request that fits is searched by bisection: what is admitted then does not fit.",
+        statement=(
+            "The maximum memory of a spec never falls as max_model_len grows, and is a whole number of pages."
+        ),
+        why=(
+            "The engine searches the longest length that fits by bisection, and would admit requests that do "
+            "not fit."
+        ),
         sources=("vLLM PR 37505",),
         workload="specs.memory",
         check=memory_monotone,
@@ -319,10 +328,10 @@ LAWS = [
         id="spec.memory-window-flat",
         level=Level.SAFETY,
         statement=(
-            "A windowed spec's maximum memory is flat beyond window + in-flight tokens (and a block, since a "
-            "window starts anywhere), and at most one page above full attention's."
+            "The maximum memory of a windowed spec is constant for lengths beyond the window, the tokens in "
+            "flight and one block, and is at most one page above that of full attention."
         ),
-        why="A long context is refused at start-up for want of memory that its layers never take.",
+        why="Otherwise a long context is refused at start for lack of memory that its layers never use.",
         sources=("vLLM PR 37505",),
         workload="specs.window-memory",
         check=memory_window_flat,

@@ -1,4 +1,4 @@
-"""Laws of any target, whatever it is asked."""
+"""The law that every operation of every target must keep."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def answers(runs: Runs) -> int:
-    """Every operation comes back with a value or an exception."""
+    """Every operation returns a value or raises an exception."""
     judged = 0
     for events in runs:
         for event in events:
             judged += 1
             if "died" in event["outcome"]:
-                raise LawBroken("an answer or an exception", f"{event['op']}: {event['outcome']['died']}")
+                raise LawBroken(
+                    "the operation returns or raises an exception",
+                    f"{event['op']}: {event['outcome']['died']}",
+                )
     return judged
 
 
 ANSWERS = Law(
     id="target.answers",
     level=Level.SAFETY,
-    statement="Every operation comes back: none ends the process, and none hangs.",
+    statement="Every operation returns or raises an exception: none ends the process, and none hangs.",
     why="A process that dies or hangs takes every running request with it.",
     sources=("the engine contract",),
     workload="",

@@ -1,4 +1,4 @@
-"""Laws of memory: where the bytes of each layer and block are."""
+"""Laws of memory: the bytes of each layer and block in the allocated tensors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from kvref_conformance.laws.addresses import Place, allocations, blocks_per_block, complete, is_plain
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.plan import INTERNAL_ERRORS
-from kvref_conformance.laws.registry import told
+from kvref_conformance.laws.registry import error_line
 
 
 def allocate_total(runs: Runs) -> int:
-    """Caches are allocated, or refused by an error that is meant; those that nothing is in the way of, are.
+    """A cache is allocated or deliberately refused; a cache that every layout can hold is allocated.
 
-    Those with layers that share are for `sharing.no-cost`.
+    `sharing.no-cost` judges caches with layers that share.
     """
     judged = 0
     for event in runs[0]:
@@ -25,18 +25,25 @@ def allocate_total(runs: Runs) -> int:
         if "error" not in event["outcome"]:
             continue
         arguments, kind = event["args"], event["outcome"]["error"]["type"]
-        words = f"{len(arguments['layers'])} layers in layout {arguments['layout']}, {arguments['buffers']}"
+        words = (
+            f"a cache of {len(arguments['layers'])} layers in layout {arguments['layout']}, "
+            f"{arguments['buffers']}"
+        )
         if kind in INTERNAL_ERRORS:
-            raise LawBroken(f"{words}, or a refusal that is meant", told(event["outcome"]), (kind,))
+            raise LawBroken(f"{words}, or a deliberate refusal", error_line(event["outcome"]), (kind,))
         if is_plain(arguments) or is_together(arguments):
-            raise LawBroken(f"{words}, which any layers can have", told(event["outcome"]), ("refused",))
+            raise LawBroken(
+                f"{words}, because these layers fit any layout or this layout fits any layers",
+                error_line(event["outcome"]),
+                ("refused",),
+            )
     return judged
 
 
 def is_together(arguments: dict[str, Any]) -> bool:
-    """Whether what a layer keeps in a block lies in one piece, so that it does not matter what others keep.
+    """Whether a page lies in one piece, so that the pages of other layers do not matter.
 
-    Kernel blocks need more: no other layer, and no padding, between a block and the next.
+    Kernel blocks need more: no other layer and no padding between one block and the next.
     """
     if arguments["kernel_block_size"] is None:
         return set(arguments["layout"][:2]) == {"L", "B"}
@@ -46,9 +53,10 @@ def is_together(arguments: dict[str, Any]) -> bool:
 
 
 def in_bounds(runs: Runs) -> int:
-    """Every byte lies in its allocation, and is that of one block, and of one layer of a group.
+    """Every byte lies in its allocation, and belongs to one block and to one layer of each group.
 
-    Layers of different groups may use the same byte, for the same block: it is in use by one group at a time.
+    Layers of different groups may use the same byte of the same block, because one group at a time uses a
+    block.
     """
     judged = 0
     for caches in complete(runs[0]):
@@ -61,38 +69,45 @@ def in_bounds(runs: Runs) -> int:
                 places = caches.places(layer, block)
                 words = f"block {block} of {layer}, of {caches.in_words()}"
                 if len(set(places)) < len(places):
-                    raise LawBroken(f"a place for each byte of {words}", "one for several", ("itself",))
+                    raise LawBroken(
+                        f"an address of its own for each byte of {words}",
+                        "several bytes share one",
+                        ("itself",),
+                    )
                 for place in places:
                     buffer, byte = place
-                    size = caches.told["buffers"][buffer]
+                    size = caches.answer["buffers"][buffer]
                     if not 0 <= byte < size:
-                        raise LawBroken(f"{words}, in its {size} bytes", f"byte {byte}", ("outside",))
+                        raise LawBroken(
+                            f"{words} lies inside its allocation of {size} bytes",
+                            f"byte {byte}",
+                            ("outside",),
+                        )
                     other, other_block = of_block.setdefault(place, (layer, block))
                     if other_block == block:
                         other = in_group.setdefault((place, group), layer)
                     if other_block != block or other != layer:
                         raise LawBroken(
-                            f"{words}, apart from block {other_block} of {other}",
-                            f"both have byte {byte} of allocation {buffer}",
+                            f"{words} does not overlap block {other_block} of {other}",
+                            f"both use byte {byte} of allocation {buffer}",
                             ("blocks" if other_block != block else "layers",),
                         )
     return judged
 
 
 def block_stride(runs: Runs) -> int:
-    """From a block to the next is as far as the plan has it, or a piece of that where pages are in pieces."""
+    """The block stride is that of the plan, divided by the number of pieces of a page."""
     judged = 0
     for caches in complete(runs[0]):
         for layer in caches.owners:
-            planned = caches.told["layers"][layer]["block_stride"]
+            planned = caches.answer["layers"][layer]["block_stride"]
             for view in caches.views(layer):
                 judged += 1
                 stride = stride_of_blocks(view, caches.num_blocks)
                 if stride != planned and stride * pieces(view) != planned:
                     raise LawBroken(
-                        f"{planned} bytes from a block of {layer} to the next, as planned, of "
-                        f"{caches.in_words()}",
-                        f"{stride}, with axes {view['axes']} of {view['shape']} and strides "
+                        f"the planned block stride of {planned} bytes for {layer}, of {caches.in_words()}",
+                        f"{stride} bytes, with axes {view['axes']}, shape {view['shape']} and strides "
                         f"{view['strides']}",
                         (view["axes"],),
                     )
@@ -100,25 +115,25 @@ def block_stride(runs: Runs) -> int:
 
 
 def stride_of_blocks(view: dict[str, Any], num_blocks: int) -> int:
-    """Bytes from a block of the pool to the next."""
+    """The bytes from one block of the pool to the next."""
     return int(view["strides"][view["axes"].index("B")] * blocks_per_block(view, num_blocks))
 
 
 def pieces(view: dict[str, Any]) -> int:
-    """How many pieces a page is in, where an axis lies outside that of blocks."""
+    """The number of pieces of a page: more than one if an axis lies outside the axis of blocks."""
     inner = view["strides"][view["axes"].index("B")]
     outside = [s for s, stride in zip(view["shape"], view["strides"], strict=True) if stride > inner]
     return prod(outside)
 
 
 def layout_stable(runs: Runs) -> int:
-    """The axes are in one order, whatever the number of blocks and heads and the dtype.
+    """The order of the axes does not depend on the number of blocks, the number of heads or the dtype.
 
-    That is: layers alike in all else have their axes in the same order; with the same layers also the strides
-    within a block are the same; and what can be laid out for some blocks can be for others.
+    Layers that differ only in these have their axes in the same order. The same layers also have the same
+    strides within a block, and a layout that works for one number of blocks works for any.
     """
     judged = 0
-    made = {id(caches.told) for caches in complete(runs[0])}
+    made = {id(caches.answer) for caches in complete(runs[0])}
     calls = [
         e
         for e in runs[0]
@@ -138,7 +153,7 @@ def layout_stable(runs: Runs) -> int:
 
 
 def shape_of(event: Event) -> dict[str, Any]:
-    """What the layers are but for their heads and dtypes."""
+    """The layers without their heads and dtypes."""
     free = ("num_kv_heads", "dtype")
     return {
         name: (spec["class"], {k: v for k, v in spec["fields"].items() if k not in free})
@@ -147,15 +162,15 @@ def shape_of(event: Event) -> dict[str, Any]:
 
 
 def refuse_other_layout(one: Event, other: Event) -> None:
-    """Raise `LawBroken` if two allocations are laid out in different ways."""
-    words = f"layout {one['args']['layout']} for {one['args']['num_blocks']} blocks as for "
-    words += f"{other['args']['num_blocks']}"
+    """Raise `LawBroken` if two allocations have different layouts."""
+    words = f"the same layout {one['args']['layout']} for {one['args']['num_blocks']} and "
+    words += f"{other['args']['num_blocks']} blocks"
     if ("value" in one["outcome"]) != ("value" in other["outcome"]):
         refused, made = (one, other) if "error" in one["outcome"] else (other, one)
         if refused["args"]["layers"] == made["args"]["layers"]:
             raise LawBroken(
                 words,
-                f"for {refused['args']['num_blocks']}: {told(refused['outcome'])}",
+                f"for {refused['args']['num_blocks']} blocks: {error_line(refused['outcome'])}",
                 (f"refused, {refused['outcome']['error']['type']}",),
             )
         return
@@ -169,7 +184,7 @@ def refuse_other_layout(one: Event, other: Event) -> None:
         for first, second in views:
             if not same_order(first, second):
                 raise LawBroken(
-                    f"{words}: the axes of {layer} in one order",
+                    f"{words}: the axes of {layer} in the same order",
                     f"{first['axes']} with strides {first['strides']} and {second['strides']}",
                     ("order",),
                 )
@@ -180,14 +195,14 @@ def refuse_other_layout(one: Event, other: Event) -> None:
             ]
             if same_layers and strides[0] != strides[1]:
                 raise LawBroken(
-                    f"{words}: the strides of {layer} within a block",
+                    f"{words}: the same strides of {layer} within a block",
                     f"{strides[0]} and {strides[1]}",
                     ("strides",),
                 )
 
 
 def same_order(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether no two axes have changed places. Of an axis with one place that cannot be seen."""
+    """Whether the axes are in the same order in memory. Axes of size 1 are left out."""
     if one["axes"] != other["axes"]:
         return False
     seen = [place for place in range(len(one["axes"])) if min(one["shape"][place], other["shape"][place]) > 1]
@@ -195,7 +210,7 @@ def same_order(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def kernel_split(runs: Runs) -> int:
-    """Kernel blocks of a block have its bytes, each once: those that it has where it is not split."""
+    """The kernel blocks of a block cover exactly the bytes of the unsplit block, each once."""
     judged = 0
     made = complete(runs[0])
     for split in made:
@@ -214,76 +229,78 @@ def kernel_split(runs: Runs) -> int:
                 if sorted(places) != sorted(expected):
                     missing = len(set(expected) - set(places))
                     raise LawBroken(
-                        f"the {len(expected)} bytes of block {block} of {layer}, each once, of "
-                        f"{split.in_words()}",
-                        f"{len(places)} bytes, {missing} of them missing",
+                        f"kernel blocks that cover the {len(expected)} bytes of block {block} of {layer} "
+                        f"once, of {split.in_words()}",
+                        f"they cover {len(places)} bytes, and {missing} are missing",
                         ("missing" if missing else "more",),
                     )
     return judged
 
 
 def sum_is_plan(runs: Runs) -> int:
-    """What is allocated is what was planned, and every layer has a place for each block of the pool.
+    """The planned bytes are allocated, and every layer has room for each block of the pool.
 
-    A place, that is, for all that its page is said to hold. Of kernel blocks that is for another law.
+    That is room for the whole content of its page. For kernel blocks, `tensors.kernel-split` judges it.
     """
     judged = 0
     for caches in allocations(runs[0]):
         judged += 1
         split = caches.args["kernel_block_size"] is not None
-        total, planned = sum(caches.told["buffers"]), caches.told["planned"]
+        total, planned = sum(caches.answer["buffers"]), caches.answer["planned"]
         if total != planned:
             raise LawBroken(f"the {planned} planned bytes for {caches.in_words()}", f"{total}", ("bytes",))
         for layer in caches.names:
-            told = caches.told["layers"].get(layer)
-            if told is None or not told["views"]:
+            answer = caches.answer["layers"].get(layer)
+            if answer is None or not answer["views"]:
                 raise LawBroken(f"memory for {layer}, of {caches.in_words()}", "none", ("layer",))
-            for view in told["views"]:
+            for view in answer["views"]:
                 blocks = view["shape"][view["axes"].index("B")]
                 if blocks < caches.num_blocks or blocks % caches.num_blocks:
                     raise LawBroken(
-                        f"{caches.num_blocks} blocks for {layer}, or as many times more of the kernel's",
+                        f"{caches.num_blocks} blocks for {layer}, or a multiple for kernel blocks",
                         f"{blocks}",
                         ("blocks",),
                     )
-            size = sum(prod(view["shape"]) * view["itemsize"] for view in told["views"]) // caches.num_blocks
-            if not split and not 0 < size == told["content_size_bytes"] <= told["page_size_bytes"]:
+            size = (
+                sum(prod(view["shape"]) * view["itemsize"] for view in answer["views"]) // caches.num_blocks
+            )
+            if not split and not 0 < size == answer["content_size_bytes"] <= answer["page_size_bytes"]:
                 raise LawBroken(
-                    f"{told['content_size_bytes']} bytes for {layer} in a block, and some, of "
-                    f"{caches.in_words()}",
-                    f"{size}, in pages of {told['page_size_bytes']}",
+                    f"views of {answer['content_size_bytes']} bytes for {layer} in each block, more than "
+                    f"none, within the page size, of {caches.in_words()}",
+                    f"{size} bytes, with a page size of {answer['page_size_bytes']}",
                     ("content",),
                 )
     return judged
 
 
 def zeroed(runs: Runs) -> int:
-    """All memory reads zero at first."""
+    """New memory reads zero."""
     for caches in complete(runs[0]):
-        if not caches.told["zero"]:
-            raise LawBroken(f"nothing but zeros at first, in {caches.in_words()}", "something else")
+        if not caches.answer["zero"]:
+            raise LawBroken(f"only zeros in the new memory of {caches.in_words()}", "other values")
     return len(complete(runs[0]))
 
 
 def one_buffer(runs: Runs) -> int:
-    """In contiguous mode there is one allocation, and every layer sees its part of it as it otherwise would.
+    """In contiguous mode there is one allocation, and every layer has the same view as with several.
 
-    Where blocks come before layers, the distance from block to block is no layer's own.
+    If blocks come before layers, all layers have the same block stride.
     """
     judged = 0
     made = complete(runs[0])
     for caches in [each for each in made if each.args["buffers"] == "one"]:
         judged += 1
-        number = len(caches.told["buffers"])
+        number = len(caches.answer["buffers"])
         if number != 1:
-            raise LawBroken(f"one allocation for {caches.in_words()}", f"{number} of them", ("allocations",))
+            raise LawBroken(f"one allocation for {caches.in_words()}", f"{number}", ("allocations",))
         for apart in [each for each in made if each.args == {**caches.args, "buffers": "each"}]:
             for layer in caches.owners:
                 for one, other in zip(caches.views(layer), apart.views(layer), strict=True):
                     names = ("axes", "shape", "strides", "itemsize")
                     if [one[name] for name in names] != [other[name] for name in names]:
                         raise LawBroken(
-                            f"{layer} with {', '.join(f'{name} {other[name]}' for name in names)}, as in an "
+                            f"{layer} has {', '.join(f'{name} {other[name]}' for name in names)}, as in an "
                             "allocation of its own",
                             ", ".join(f"{name} {one[name]}" for name in names),
                             ("views",),
@@ -296,11 +313,10 @@ LAWS = [
         id="tensors.allocate-total",
         level=Level.SAFETY,
         statement=(
-            "A cache is allocated, or refused by an error that is meant. It is allocated in every layout "
-            "declared if all layers are of full attention and alike, and for any layers where what a layer "
-            "keeps in a block lies in one piece."
+            "A cache is allocated or deliberately refused; equal full-attention layers are allocated in "
+            "every declared layout, and any layers in a layout that keeps each page in one piece."
         ),
-        why="An engine does not start, and whoever reads why learns nothing.",
+        why="Otherwise the engine does not start, and its error message does not say why.",
         sources=("vLLM PR 36359", "vLLM PR 31635"),
         workload="tensors.layouts",
         check=allocate_total,
@@ -309,10 +325,10 @@ LAWS = [
         id="tensors.in-bounds",
         level=Level.SAFETY,
         statement=(
-            "What a layer keeps in a block lies inside its allocation, and apart from every other block, and "
-            "from every other layer of its group."
+            "The bytes of a block in a layer lie inside the layer's allocation and overlap neither another "
+            "block nor another layer of its group."
         ),
-        why="A token is written over another one's, of another request perhaps, or over something else.",
+        why="Otherwise a token overwrites another token, perhaps of another request, or other memory.",
         sources=("vLLM PR 36359", "vLLM PR 31635"),
         workload="tensors.layouts",
         check=in_bounds,
@@ -321,10 +337,10 @@ LAWS = [
         id="tensors.block-stride",
         level=Level.SAFETY,
         statement=(
-            "From a block of a layer to the next are as many bytes as the plan has, padding included, "
-            "wherever the axis of blocks stands in the layer's view."
+            "The block stride of a layer's view is that of the plan, including padding, wherever the axis of "
+            "blocks is in the view."
         ),
-        why="Who addresses blocks by the plan (a connector, say) hits others than the layer does.",
+        why="Otherwise code that addresses blocks by the plan, such as a connector, moves the wrong bytes.",
         sources=("vLLM PR 31635",),
         workload="tensors.layouts",
         check=block_stride,
@@ -333,10 +349,10 @@ LAWS = [
         id="tensors.layout-stable",
         level=Level.SAFETY,
         statement=(
-            "In which order the axes of a layer are in memory does not depend on the number of blocks, two "
-            "included, nor on that of heads, nor on the dtype."
+            "The order of a layer's axes in memory does not depend on the number of blocks (not even if it "
+            "is 2), the number of heads or the dtype."
         ),
-        why="A shape that happens to look like another is taken for it: K is read as a block, or V as K.",
+        why="Otherwise one shape is taken for another that looks alike: K is read as a block, or V as K.",
         sources=("vLLM PR 31635",),
         workload="tensors.layouts",
         check=layout_stable,
@@ -344,8 +360,8 @@ LAWS = [
     Law(
         id="tensors.kernel-split",
         level=Level.SAFETY,
-        statement="Blocks of the kernel that are smaller than those of the pool tile these exactly.",
-        why="A kernel writes into a block that the scheduler has given to another request.",
+        statement="Kernel blocks that are smaller than the blocks of the pool cover each block exactly.",
+        why="Otherwise a kernel writes into a block of another request.",
         sources=("vLLM PR 31635",),
         workload="tensors.layouts",
         check=kernel_split,
@@ -355,10 +371,9 @@ LAWS = [
         id="tensors.sum-is-plan",
         level=Level.SAFETY,
         statement=(
-            "As many bytes are allocated as planned, and every block that the pool can hand out has its "
-            "place in every layer."
+            "Exactly the planned bytes are allocated, and every block of the pool has room in every layer."
         ),
-        why="Memory runs out although the plan fits, or the last blocks lie outside.",
+        why="Otherwise memory runs out although the plan fits, or the last blocks lie outside the memory.",
         sources=("vLLM PR 36359",),
         workload="tensors.layouts",
         check=sum_is_plan,
@@ -366,8 +381,8 @@ LAWS = [
     Law(
         id="tensors.zeroed",
         level=Level.SAFETY,
-        statement="Memory reads zero when it is new, whatever it held for others before.",
-        why="Kernels that read beyond what is written meet values like NaN, which spread.",
+        statement="New cache memory reads zero, whatever it held before.",
+        why="Kernels read past the written tokens, and values such as NaN would spread from there.",
         sources=("vLLM PR 36359",),
         workload="tensors.layouts",
         check=zeroed,
@@ -377,10 +392,13 @@ LAWS = [
         id="tensors.one-buffer",
         level=Level.SAFETY,
         statement=(
-            "In contiguous mode all layers are views of one allocation, and look as they do where each "
-            "tensor is an allocation."
+            "In contiguous mode all layers are views of one allocation, with the same shape and strides as "
+            "in allocations of their own."
         ),
-        why="Whoever registers that one memory region for transfers misses layers, or sees them elsewhere.",
+        why=(
+            "A connector that registers this one memory region for transfers would miss layers, or move "
+            "wrong bytes."
+        ),
         sources=("vLLM PR 36359",),
         workload="tensors.layouts",
         check=one_buffer,

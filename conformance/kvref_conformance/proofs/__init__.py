@@ -1,10 +1,10 @@
-"""Contracts: what is claimed of the reference's arithmetic, for CrossHair to prove or to break.
+"""Contracts: claims about the reference's arithmetic, which CrossHair proves or breaks.
 
-A contract is a function of numbers that returns whether its claim holds for them. Its docstring says the
-claim, then for which arguments it is made (`pre:`), and that the answer has to be true (`post: _`), as in
-PEP 316. A claim is a definition, a bound, or a count; it does not repeat the formula that it is about.
+A contract is a function of numbers that returns whether its claim holds for them. Its docstring states the
+claim, then the arguments that it covers (`pre:`), and that the result must be true (`post: _`), as in PEP
+316. A claim is a definition, a bound or a count. It does not repeat the formula that it is about.
 
-Nothing in these modules needs CrossHair: they can be called with any numbers.
+Nothing in these modules needs CrossHair. The functions can be called with any numbers.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ MODULES = [f"{__name__}.{area}" for area in ("pages", "memory", "rules", "planni
 
 
 class Verdict(StrEnum):
-    """What can be said of a contract."""
+    """The result for a contract."""
 
     PROVED = "proved"
-    """It holds for all arguments that it is about."""
+    """It holds for all arguments that it covers."""
     UNBROKEN = "no counterexample"
-    """None was found in the time that there was."""
+    """No counterexample was found within the time limit."""
     BROKEN = "counterexample"
-    """There is one, and Python, without CrossHair, says so as well."""
+    """There is a counterexample, confirmed by Python without CrossHair."""
     UNEXAMINED = "not examined"
-    """It could not be looked at: its process ended, or no arguments meet its preconditions."""
+    """It could not be examined: its process ended, or no arguments meet its preconditions."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Contract:
 
     @property
     def claim(self) -> str:
-        """What the docstring says before its conditions, in one line."""
-        told = re.split(r"^(?:pre|post):", inspect.getdoc(self.function) or "", flags=re.MULTILINE)[0]
-        return " ".join(told.split())
+        """The docstring before its conditions, as one line."""
+        text = re.split(r"^(?:pre|post):", inspect.getdoc(self.function) or "", flags=re.MULTILINE)[0]
+        return " ".join(text.split())
 
 
 def contracts(modules: Iterable[str] | None = None) -> dict[str, Contract]:
-    """Every contract of some modules, by default of all, by name. Imports PyTorch, as the reference does."""
+    """All contracts of the modules (by default of all), by name. Imports PyTorch, like the reference."""
     found = {}
     for module in map(importlib.import_module, MODULES if modules is None else modules):
         for function in vars(module).values():

@@ -1,6 +1,6 @@
-"""Where things lie: each block of each layer in bytes of its own, all of it within the memory.
+"""Layouts: each block of each layer has bytes of its own, inside the memory.
 
-Pages are of 16 tokens, two heads, and K and V of eight values of two bytes, where nothing else is said.
+Unless stated otherwise, a page has 16 tokens and two heads, with K and V of eight 2-byte values each.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from kvref.planning import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from kvref.specs import FullAttentionSpec
 
 TOGETHER = ("LBNHC", "LBHNC", "LBKNHC", "LKBNHC")
-"""Orders that keep the memory of each layer together."""
+"""Layouts that keep the memory of each layer together."""
 
 ACROSS = ("BLNHC", "BLHNC", "BLKNHC", "KBLNHC")
-"""Orders that have all layers in one buffer."""
+"""Layouts that put all layers into one buffer."""
 
 
 def placed(
@@ -28,9 +28,9 @@ def placed(
 
 
 def content_is_in_memory(order: int, size: int, num_blocks: int, block: int) -> bool:
-    """What a block has of a layer is all of its content, and lies within the layer's memory.
+    """A block of a layer has room for its whole content, inside the layer's memory.
 
-    Of blocks of 1, 16, 48 and 131071 tokens.
+    For block sizes 1, 16, 48 and 131071.
 
     pre: 0 <= order < 4 and 0 <= size < 4 and 0 <= block < num_blocks
     post: _
@@ -43,7 +43,7 @@ def content_is_in_memory(order: int, size: int, num_blocks: int, block: int) -> 
 
 
 def blocks_lie_apart(order: int, num_blocks: int, block: int, other: int) -> bool:
-    """No byte of a layer's memory is in two blocks.
+    """No byte of a layer's memory belongs to two blocks.
 
     pre: 0 <= order < 4 and 0 <= block < other < num_blocks
     post: _
@@ -57,7 +57,7 @@ def blocks_lie_apart(order: int, num_blocks: int, block: int, other: int) -> boo
 
 
 def layers_lie_apart(order: int, num_blocks: int, block: int, other: int) -> bool:
-    """Where two layers are in one buffer, no byte is in blocks of both, and all are within it.
+    """If two layers share a buffer, their blocks do not overlap and lie inside the buffer.
 
     pre: 0 <= order < 4 and 0 <= block < num_blocks and 0 <= other < num_blocks
     post: _

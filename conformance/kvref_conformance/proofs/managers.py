@@ -1,4 +1,4 @@
-"""Managers that are asked what they count; their pool has no blocks to give."""
+"""Managers for contracts about block counts; their pool has no free blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Manager = TypeVar("Manager", bound=SingleTypeKVCacheManager)
 
 
 def made(kind: type[Manager], spec: KVCacheSpec, **engine: Any) -> Manager:
-    told = {
+    defaults = {
         "block_pool": BlockPool(1, enable_caching=False, hash_block_size=1),
         "enable_caching": False,
         "kv_cache_group_id": 0,
@@ -20,4 +20,4 @@ def made(kind: type[Manager], spec: KVCacheSpec, **engine: Any) -> Manager:
         "limits": MemoryLimits(max_model_len=1, max_in_flight_tokens=0),
         "use_eagle": False,
     }
-    return kind(spec, **{**told, **engine})
+    return kind(spec, **{**defaults, **engine})

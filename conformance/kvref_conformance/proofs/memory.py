@@ -1,6 +1,6 @@
-"""What a request may take: enough for what managers hold at any time, and not much more.
+"""Maximum memory of a request: enough for the blocks that managers hold at any time, and not much more.
 
-Pages are padded to one size here, so that blocks are counted without the sizes of their content.
+All pages are padded to one size here, so that blocks can be counted without the sizes of their content.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvref.specs import (
 from kvref_conformance.proofs.managers import made
 
 LARGEST = 2**20
-"""Tokens in a block, at most."""
+"""The largest block size in these contracts."""
 
 PAGE = 2 * LARGEST
 
@@ -94,19 +94,19 @@ def any_kind(kind: int, block_size: int, size: int) -> KVCacheSpec:
 
 
 def blocks(spec: KVCacheSpec, limits: MemoryLimits) -> int:
-    """Blocks for which there is memory."""
+    """The number of blocks in the maximum memory."""
     return spec.max_memory_usage_bytes(limits) // PAGE
 
 
 def held(kind: type[SingleTypeKVCacheManager], spec: KVCacheSpec, computed: int, in_flight: int) -> int:
-    """Blocks from the first that a token after those computed reads to the last of a token in flight."""
+    """The blocks from the first that the next token reads to the last of a token in flight."""
     manager = made(kind, spec)
     slots = Slots(computed + in_flight, computed + in_flight)
     return manager.table_length(slots) - manager.get_num_skipped_tokens(computed) // manager.block_size
 
 
 def full_attention_keeps_all(block_size: int, length: int) -> bool:
-    """There are as few blocks as have a place for each token of the longest request.
+    """The maximum memory has just enough blocks for each token of the longest request.
 
     pre: 1 <= block_size <= LARGEST and length >= 1
     post: _
@@ -116,7 +116,7 @@ def full_attention_keeps_all(block_size: int, length: int) -> bool:
 
 
 def full_attention_holds_no_more(block_size: int, length: int, computed: int, in_flight: int) -> bool:
-    """No request of a full attention layer ever holds more blocks than there is memory for.
+    """A request never holds more blocks of a full-attention layer than the maximum memory.
 
     pre: 1 <= block_size <= LARGEST and computed >= 0 and in_flight >= 0
     pre: 1 <= computed + in_flight <= length
@@ -127,7 +127,7 @@ def full_attention_holds_no_more(block_size: int, length: int, computed: int, in
 
 
 def sinks_come_on_top(block_size: int, length: int, sink_len: int) -> bool:
-    """Next to the blocks of the longest request there are as few as have a place for each sink.
+    """Sinks add just enough blocks for each sink token to those of the longest request.
 
     pre: 1 <= block_size <= LARGEST and length >= 1 and sink_len >= 0
     post: _
@@ -140,7 +140,7 @@ def sinks_come_on_top(block_size: int, length: int, sink_len: int) -> bool:
 
 
 def cross_attention_keeps_the_encoder(block_size: int, length: int, encoder: int, tokens: int) -> bool:
-    """There are as few blocks as have a place for each encoder token, and tables are never longer.
+    """The maximum memory has just enough blocks for each encoder token, and block tables are never longer.
 
     pre: 1 <= block_size <= LARGEST and length >= 1 and 0 <= tokens <= encoder
     post: _
@@ -152,7 +152,7 @@ def cross_attention_keeps_the_encoder(block_size: int, length: int, encoder: int
 
 
 def encoders_keep_nothing(block_size: int, length: int, in_flight: int) -> bool:
-    """Attention within one forward pass of an encoder takes no memory.
+    """Encoder-only attention needs no cache memory.
 
     pre: 1 <= block_size <= LARGEST and length >= 1 and in_flight >= 0
     post: _
@@ -164,7 +164,7 @@ def encoders_keep_nothing(block_size: int, length: int, in_flight: int) -> bool:
 def windows_hold_no_more(
     block_size: int, window: int, extra: int, limit: int, length: int, computed: int, in_flight: int
 ) -> bool:
-    """No request of a windowed layer ever holds more blocks than there is memory for.
+    """A request never holds more blocks of a windowed layer than the maximum memory.
 
     pre: 1 <= block_size <= LARGEST and window >= 1 and extra >= 0 and computed >= 0
     pre: 0 <= in_flight <= limit and 1 <= computed + in_flight <= length
@@ -175,9 +175,9 @@ def windows_hold_no_more(
 
 
 def windows_take_little_more(block_size: int, window: int, extra: int, limit: int, length: int) -> bool:
-    """A windowed layer has memory for one block more, at most, than its tokens fill.
+    """The maximum memory of a windowed layer is at most one block more than its tokens fill.
 
-    Those are the ones in the window of the next token, itself aside, and those in flight.
+    Its tokens are those in the window of the next token, without that token, and those in flight.
 
     pre: 1 <= block_size <= LARGEST and window >= 1 and extra >= 0 and limit >= 0 and length >= 1
     post: _
@@ -189,7 +189,7 @@ def windows_take_little_more(block_size: int, window: int, extra: int, limit: in
 def windows_stop_growing(
     block_size: int, window: int, extra: int, limit: int, length: int, longer: int
 ) -> bool:
-    """Beyond the window and what is in flight, a longer request takes no more.
+    """Beyond the window and the tokens in flight, a longer request needs no more blocks.
 
     pre: 1 <= block_size <= LARGEST and window >= 1 and extra >= 0 and limit >= 0
     pre: window + extra + limit <= length <= longer
@@ -202,9 +202,9 @@ def windows_stop_growing(
 def chunks_of_whole_blocks_hold_no_more(
     block_size: int, number: int, limit: int, length: int, before: int, into: int, in_flight: int
 ) -> bool:
-    """No request of a chunked layer ever holds more blocks than there is memory for.
+    """A request never holds more blocks of a chunked layer than the maximum memory.
 
-    That is, where a chunk is some blocks. The request has computed some chunks, and a part of one.
+    For chunks of whole blocks. The request has computed some chunks and a part of one.
 
     pre: 1 <= block_size <= LARGEST and number >= 1 and before >= 0 and 0 <= into < number * block_size
     pre: 0 <= in_flight <= limit and 1 <= before * number * block_size + into + in_flight <= length
@@ -219,9 +219,9 @@ def chunks_of_whole_blocks_hold_no_more(
 def chunks_across_blocks_hold_no_more(
     block_size: int, chunk: int, limit: int, length: int, computed: int, in_flight: int
 ) -> bool:
-    """No request of a chunked layer ever holds more blocks than there is memory for.
+    """A request never holds more blocks of a chunked layer than the maximum memory.
 
-    That is, where chunks begin within blocks.
+    For chunks that begin within blocks.
 
     pre: 1 <= block_size <= LARGEST and chunk >= 1 and chunk % block_size != 0 and computed >= 0
     pre: 0 <= in_flight <= limit and 1 <= computed + in_flight <= length
@@ -233,9 +233,9 @@ def chunks_across_blocks_hold_no_more(
 
 
 def chunks_take_little_more(block_size: int, chunk: int, limit: int, length: int) -> bool:
-    """A chunked layer has memory for one block more, at most, than its tokens fill.
+    """The maximum memory of a chunked layer is at most one block more than its tokens fill.
 
-    Those are the ones of a chunk and those in flight; or all of the longest request, without one block more.
+    Its tokens are those of a chunk and those in flight. It never needs more blocks than the longest request.
 
     pre: 1 <= block_size <= LARGEST and chunk >= 1 and limit >= 0 and length >= 1
     post: _
@@ -245,7 +245,7 @@ def chunks_take_little_more(block_size: int, chunk: int, limit: int, length: int
 
 
 def chunks_stop_growing(block_size: int, chunk: int, limit: int, length: int, longer: int) -> bool:
-    """Beyond a chunk, what is in flight, and a block, a longer request takes no more.
+    """Beyond a chunk, the tokens in flight and a block, a longer request needs no more blocks.
 
     pre: 1 <= block_size <= LARGEST and chunk >= 1 and limit >= 0
     pre: chunk + limit + block_size <= length <= longer
@@ -256,9 +256,9 @@ def chunks_stop_growing(block_size: int, chunk: int, limit: int, length: int, lo
 
 
 def states_hold_no_more(block_size: int, limit: int, length: int, computed: int, in_flight: int) -> bool:
-    """No request of a recurrent layer ever holds more blocks than there is memory for.
+    """A request never holds more blocks of a recurrent layer than the maximum memory.
 
-    That is, where each position has a block.
+    For mode `all`, in which each position has a block.
 
     pre: 1 <= block_size <= LARGEST and computed >= 0
     pre: 0 <= in_flight <= limit and 1 <= computed + in_flight <= length
@@ -269,7 +269,7 @@ def states_hold_no_more(block_size: int, limit: int, length: int, computed: int,
 
 
 def drafts_come_on_top(block_size: int, drafts: int, limit: int, length: int, align: bool) -> bool:
-    """A recurrent layer has memory for the states of drafts next to what it takes without them.
+    """Drafts add one block each to the maximum memory of a recurrent layer.
 
     pre: 1 <= block_size <= LARGEST and drafts >= 0 and limit >= 0 and length >= 1
     post: _
@@ -280,7 +280,7 @@ def drafts_come_on_top(block_size: int, drafts: int, limit: int, length: int, al
 
 
 def aligned_states_are_those_of_steps(block_size: int, limit: int, length: int) -> bool:
-    """Where a step writes one state, a request takes one for each of two steps in flight, and the one before.
+    """In mode `align`, a request needs three blocks: two for steps in flight, and one for the state before.
 
     pre: 1 <= block_size <= LARGEST and limit >= 0 and length >= 1
     post: _
@@ -291,7 +291,7 @@ def aligned_states_are_those_of_steps(block_size: int, limit: int, length: int) 
 def longer_requests_take_no_less(
     kind: int, block_size: int, size: int, limit: int, length: int, longer: int
 ) -> bool:
-    """Of each kind, a longer longest request never takes less memory.
+    """For each kind, a longer maximum length never needs less memory.
 
     pre: 0 <= kind < 6 and 1 <= block_size <= LARGEST and size >= 1 and limit >= 0 and 1 <= length <= longer
     post: _
@@ -302,7 +302,7 @@ def longer_requests_take_no_less(
 
 
 def memory_is_whole_pages(kind: int, block_size: int, size: int, limit: int, length: int) -> bool:
-    """Of each kind, the longest request takes some whole pages.
+    """For each kind, the maximum memory is a whole number of pages.
 
     pre: 0 <= kind < 6 and 1 <= block_size <= LARGEST and size >= 1 and limit >= 0 and length >= 1
     post: _
@@ -313,7 +313,7 @@ def memory_is_whole_pages(kind: int, block_size: int, size: int, limit: int, len
 def more_in_flight_takes_no_less(
     kind: int, block_size: int, size: int, limit: int, more: int, length: int
 ) -> bool:
-    """Of each kind that gives blocks back, more tokens in flight never take less memory.
+    """For each kind that frees blocks early, more tokens in flight never need less memory.
 
     pre: 0 <= kind < 3 and 1 <= block_size <= LARGEST and size >= 1 and 0 <= limit <= more and length >= 1
     post: _
@@ -325,7 +325,7 @@ def more_in_flight_takes_no_less(
 def groups_have_blocks_for_all_layers(
     block_size: int, window: int, other: int, limit: int, length: int
 ) -> bool:
-    """Layers in one group take as many blocks as the one that takes most, each in the pages of all.
+    """The layers of a group need as many blocks as the layer that needs most, with a page in each layer.
 
     pre: 1 <= block_size <= LARGEST and window >= 1 and other >= 1 and limit >= 0 and length >= 1
     post: _

@@ -1,4 +1,4 @@
-"""What pages are: as many bytes as their content takes, and the padding that was asked for."""
+"""Page sizes: the bytes of the content, plus the requested padding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def states(block_size: int, **fields: Any) -> MambaSpec:
 
 
 def one_token_of_one_head_is_its_values(head_size: int, head_size_v: int, wide: bool) -> bool:
-    """The page of one token and one head is the bytes of the values of its K and of its V.
+    """The page of one token and one head has the bytes of its K and V values.
 
     pre: head_size >= 1 and head_size_v >= 0
     post: _
@@ -80,7 +80,7 @@ def every_head_takes_the_same(block_size: int, num_kv_heads: int, head_size: int
 
 
 def each_vector_has_a_scale(block_size: int, num_kv_heads: int, head_size: int, head_size_v: int) -> bool:
-    """Quantised per token and head, a page has four bytes more for each K, and for each V if there is one.
+    """Quantisation per token and head adds four bytes for each K, and for each V if there is one.
 
     pre: block_size >= 1 and num_kv_heads >= 1 and head_size >= 1 and head_size_v >= 0
     post: _
@@ -96,7 +96,7 @@ def each_vector_has_a_scale(block_size: int, num_kv_heads: int, head_size: int, 
 
 
 def packed_states_take_what_is_told(block_size: int, num_kv_heads: int, slot: int) -> bool:
-    """A slot takes the bytes that are told for it, by either name, whatever the values would take.
+    """A packed slot has the bytes that its spec gives, by either field, whatever the values would need.
 
     pre: block_size >= 1 and num_kv_heads >= 1 and slot >= 1
     post: _
@@ -108,13 +108,13 @@ def packed_states_take_what_is_told(block_size: int, num_kv_heads: int, slot: in
         dtype=torch.float16,
         tq_slot_size=slot,
     ).page_size_bytes
-    told = attention(block_size, num_kv_heads, 64, state_content_bytes=slot).page_size_bytes
+    given = attention(block_size, num_kv_heads, 64, state_content_bytes=slot).page_size_bytes
     plain = attention(block_size, num_kv_heads, slot, head_size_v=0, dtype=torch.uint8).page_size_bytes
-    return named == told == plain
+    return named == given == plain
 
 
 def compressed_tokens_share_a_state(number: int, tokens: int, head_size: int) -> bool:
-    """A page of so many states is the same, whether a state is for one token or for several.
+    """Pages with the same number of states are equal, whether a state is for one token or several.
 
     pre: number >= 1 and tokens >= 1 and head_size >= 1
     post: _
@@ -124,7 +124,7 @@ def compressed_tokens_share_a_state(number: int, tokens: int, head_size: int) ->
 
 
 def several_states_of_a_token(block_size: int, states_per_token: int, head_size: int) -> bool:
-    """A page whose tokens have several states each is that of so many more tokens with one.
+    """A page with several states per token equals one with that many times more tokens of one state.
 
     pre: block_size >= 1 and states_per_token >= 1 and head_size >= 1
     post: _
@@ -134,7 +134,7 @@ def several_states_of_a_token(block_size: int, states_per_token: int, head_size:
 
 
 def parts_of_states_are_refused(block_size: int, tokens: int) -> bool:
-    """A block is refused exactly if its last state would be for fewer tokens than the others.
+    """A block size is refused exactly if its last state would be for fewer tokens than the others.
 
     pre: 1 <= block_size <= 8 and 1 <= tokens <= 5
     post: _
@@ -158,7 +158,7 @@ def pages_are_aligned(block_size: int, head_size: int, alignment: int) -> bool:
 
 
 def padding_is_kept_or_refused(block_size: int, head_size: int, padded: int, alignment: int) -> bool:
-    """A padded page is as large as was asked for, or refused: it has to hold the content, and be aligned.
+    """A padded page has the requested size, or is refused if it is too small or not aligned.
 
     pre: 1 <= block_size <= 2 and 1 <= head_size <= 3 and 1 <= padded <= 8 and 1 <= alignment <= 3
     post: _
@@ -172,7 +172,7 @@ def padding_is_kept_or_refused(block_size: int, head_size: int, padded: int, ali
 
 
 def copies_derive_their_padding(block_size: int, other: int, head_size: int, alignment: int) -> bool:
-    """A copy with another block size has the page of a spec that was built with it.
+    """A copy with another block size has the page size of a new spec with that block size.
 
     pre: block_size >= 1 and other >= 1 and head_size >= 1 and alignment >= 1
     post: _
@@ -184,7 +184,7 @@ def copies_derive_their_padding(block_size: int, other: int, head_size: int, ali
 
 
 def states_do_not_grow(block_size: int, other: int, alignment: int) -> bool:
-    """The page of a recurrent layer holds its states, 4 x 8 of two bytes and 3 of four, for any block size.
+    """The page of a recurrent layer holds its states, 4 x 8 of 2 bytes and 3 of 4 bytes, for any block size.
 
     pre: block_size >= 1 and other >= 1 and alignment >= 1
     post: _
@@ -195,7 +195,7 @@ def states_do_not_grow(block_size: int, other: int, alignment: int) -> bool:
 
 
 def composites_hold_all_layers(block_size: int, head_size: int, other: int) -> bool:
-    """The page of two layers is what one would take whose heads have the values of both.
+    """The page of two layers equals that of one layer whose head size is the sum of both.
 
     pre: block_size >= 1 and head_size >= 1 and other >= 1
     post: _

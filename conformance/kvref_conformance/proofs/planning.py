@@ -1,4 +1,4 @@
-"""What plans come to: numbers of blocks, block sizes that go together, pages of one size."""
+"""Plans: numbers of blocks, common block sizes, equal page sizes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def windowed(block_size: int, sliding_window: int) -> SlidingWindowSpec:
 
 
 def memory_is_used_up(memory: int) -> bool:
-    """There are as many blocks as fit into the memory, or a plan is refused: one more would not fit.
+    """A plan has as many blocks as fit into the memory, or is refused if one request does not fit.
 
-    Of two layers whose pages take 512 bytes each, for requests of 64 tokens in blocks of 16.
+    For two layers with pages of 512 bytes, and requests of 64 tokens in blocks of 16.
 
     pre: memory >= 5110
     post: _
@@ -50,9 +50,9 @@ def memory_is_used_up(memory: int) -> bool:
 
 
 def the_worker_with_least_room_decides(memory: int, other: int) -> bool:
-    """All workers have the same number of blocks, and one of them no memory for one more.
+    """All workers have the same number of blocks, and at least one has no memory for another block.
 
-    Of a worker with a layer of 512 bytes a page, and one with two.
+    For a worker with one layer of 512-byte pages, and a worker with two.
 
     pre: memory >= 2560 and other >= 5120
     post: _
@@ -65,7 +65,7 @@ def the_worker_with_least_room_decides(memory: int, other: int) -> bool:
 
 
 def tensors_are_whole_pages(num_blocks: int) -> bool:
-    """Each layer's tensor has a page for each block: 16 tokens of K and V, 8 values of two bytes each.
+    """Each layer's tensor has a page for each block: 16 tokens with K and V of eight 2-byte values.
 
     pre: 5 <= num_blocks <= 2**40
     post: _
@@ -76,7 +76,7 @@ def tensors_are_whole_pages(num_blocks: int) -> bool:
 
 
 def scheduler_blocks_are_whole_blocks(size: int, other: int) -> bool:
-    """A scheduler block is made of whole blocks of each group, and is the smallest that is.
+    """The scheduler block size is the smallest multiple of the block sizes of all groups.
 
     pre: 1 <= size <= 4 and 1 <= other <= 4
     post: _
@@ -88,7 +88,7 @@ def scheduler_blocks_are_whole_blocks(size: int, other: int) -> bool:
 
 
 def blocks_are_whole_hash_blocks(size: int, other: int) -> bool:
-    """Blocks of each group are made of whole hash blocks, and these are the largest of which they are.
+    """The hash block size is the largest size that divides the block sizes of all groups.
 
     pre: 1 <= size <= 4 and 1 <= other <= 4
     post: _
@@ -100,7 +100,7 @@ def blocks_are_whole_hash_blocks(size: int, other: int) -> bool:
 
 
 def pages_are_made_equal(block_size: int, heads: int, other: int, more: int) -> bool:
-    """Pages of two layers are made as large as the larger one, with room for all that they hold.
+    """The pages of two layers become as large as the larger one, and hold the content of both.
 
     pre: 1 <= block_size <= 3 and 1 <= heads <= 2 and 1 <= other <= 3 and 1 <= more <= 2
     post: _
@@ -120,7 +120,7 @@ def pages_are_made_equal(block_size: int, heads: int, other: int, more: int) -> 
 
 
 def states_are_padded(state: int, block_size: int) -> bool:
-    """A recurrent layer's page is padded to that of attention, or the other way round, and holds its state.
+    """A recurrent layer and an attention layer get the same page size, which holds the state.
 
     pre: 1 <= state <= 20 and 1 <= block_size <= 2
     post: _

@@ -1,8 +1,8 @@
-"""The process in which CrossHair looks for arguments that break contracts.
+"""The process in which CrossHair searches for arguments that break contracts.
 
-Each contract gets a child, which is killed when its time is up. Run as
-`python -m kvref_conformance.proofs.prover '<json>'` it tells of each when it begins and when it is over, in a
-line of JSON. It ends when the one who started it does.
+Each contract gets a child process, which is killed when its time is up. Run as `python -m
+kvref_conformance.proofs.prover '<json>'`, the process writes a line of JSON when a contract begins and when
+it ends. It ends together with the process that started it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kvref_conformance.processes.exit_codes import how_it_ended
 from kvref_conformance.proofs import Verdict, contracts
 
 GRACE_SECONDS = 1.0
-"""What CrossHair is given to end in order when its time is up."""
+"""The time that CrossHair gets to finish after its limit."""
 
 
 def examine(function: Callable[..., bool], limit: float) -> dict[str, Any]:
-    """What CrossHair finds in so many seconds: a verdict, and the arguments of a counterexample."""
+    """CrossHair's result within `limit` seconds: a verdict, and the arguments of a counterexample."""
     options = AnalysisOptionSet(
         analysis_kind=[AnalysisKind.PEP316],
         per_condition_timeout=limit,
@@ -54,14 +54,14 @@ def examine(function: Callable[..., bool], limit: float) -> dict[str, Any]:
         return {"verdict": Verdict.UNEXAMINED, "reason": message.message}
     conditions = found.conditions
     found.conditions = replace(conditions, counterexample_description_maker=note)
-    # It would look for contracts of all that is called, too, which takes longer than all the rest.
+    # Otherwise it also looks for contracts of all functions called, which takes longer than all the rest.
     found.options = replace(found.options, analysis_kind=[])
     [message] = run_checkables([found])
     if message.state is MessageType.PRE_UNSAT:
         return {"verdict": Verdict.UNEXAMINED, "reason": message.message}
     if message.state is MessageType.CONFIRMED:
         return {"verdict": Verdict.PROVED}
-    # CrossHair does not do everything as Python does: only what Python does counts.
+    # CrossHair does not do everything as Python does, so only a counterexample that Python confirms counts.
     broken = [arguments for arguments in shown if breaks(function, conditions, arguments)]
     return (
         {"verdict": Verdict.BROKEN, "counterexample": broken[0]} if broken else {"verdict": Verdict.UNBROKEN}
@@ -69,7 +69,7 @@ def examine(function: Callable[..., bool], limit: float) -> dict[str, Any]:
 
 
 def breaks(function: Callable[..., bool], conditions: Conditions, arguments: Mapping[str, Any]) -> bool:
-    """Whether the contract is about these arguments, and does not hold for them."""
+    """Whether the contract covers these arguments and does not hold for them."""
     if not all(condition.evaluate(arguments) for condition in conditions.pre if condition.evaluate):
         return False
     try:
@@ -87,33 +87,33 @@ class _Running(NamedTuple):
 def main() -> None:
     """Examine the named contracts, `jobs` at a time."""
     request = json.loads(sys.argv[1])
-    # What a contract, or CrossHair, prints is no answer.
+    # What a contract or CrossHair prints must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     known = contracts(request["modules"])
-    # What the reference does once, and better untraced: it looks for a platform.
+    # The reference looks for a platform once; do that here, untraced.
     KVCacheSpecRegistry.initialise()
-    # CrossHair collects garbage often; what is imported is none.
+    # CrossHair collects garbage often; keep imported modules out of that.
     gc.freeze()
     waiting = request["names"][::-1]
     running: dict[Connection, _Running] = {}
     while waiting or running:
         while waiting and len(running) < request["jobs"]:
             name = waiting.pop()
-            _tell(answers, {"began": name})
+            _send(answers, {"began": name})
             near, process = _start(known[name].function, request["limit"])
             running[near] = _Running(name, process, time.monotonic())
         patience = request["limit"] + GRACE_SECONDS
         due = min(one.started for one in running.values()) + patience
         ready = wait([0, *running], max(0.0, due - time.monotonic()))
-        if 0 in ready:  # nobody is there to listen
+        if 0 in ready:  # the parent has ended
             break
         for near, one in [*running.items()]:
             seconds = time.monotonic() - one.started
             if near in ready or seconds >= patience:
                 answer = _answer(near, one) if near in ready else {"verdict": Verdict.UNBROKEN}
                 _end(near, running.pop(near))
-                _tell(answers, {"name": one.name, "seconds": round(seconds, 3), **answer})
+                _send(answers, {"name": one.name, "seconds": round(seconds, 3), **answer})
     for near, one in running.items():
         _end(near, one)
 
@@ -150,7 +150,7 @@ def _end(near: Connection, one: _Running) -> None:
     one.process.join()
 
 
-def _tell(answers: TextIO, message: dict[str, Any]) -> None:
+def _send(answers: TextIO, message: dict[str, Any]) -> None:
     answers.write(json.dumps(message) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""What managers keep and find: tokens behind a window or chunk, tables, keys, hashes of larger blocks."""
+"""Rules of the managers: skipped tokens, block tables, useful keys, hashes of larger blocks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def recurrent(block_size: int, mode: str, drafts: int) -> MambaManager:
 
 
 def windows_skip_what_is_out_of_sight(window: int, computed: int, token: int) -> bool:
-    """A token is skipped exactly if the next one, and so each later one, is a window or more ahead of it.
+    """A token is skipped exactly if the next token is at least a window ahead of it.
 
     pre: window >= 1 and 0 <= token < computed
     post: _
@@ -61,7 +61,7 @@ def windows_skip_what_is_out_of_sight(window: int, computed: int, token: int) ->
 
 
 def windows_retain_some_more(window: int, extra: int, computed: int, token: int) -> bool:
-    """Of the tokens before the window, as many as are to be retained are not skipped.
+    """Retained tokens before the window are not skipped.
 
     pre: window >= 1 and extra >= 0 and 0 <= token < computed
     post: _
@@ -81,7 +81,7 @@ def chunks_skip_earlier_chunks(chunk: int, computed: int, token: int) -> bool:
 
 
 def states_skip_all_but_the_last(computed: int, token: int) -> bool:
-    """For a recurrent layer a token is skipped exactly if another one has been computed after it.
+    """A token of a recurrent layer is skipped exactly if a later token is computed.
 
     pre: 0 <= token < computed
     post: _
@@ -91,7 +91,7 @@ def states_skip_all_but_the_last(computed: int, token: int) -> bool:
 
 
 def nothing_is_skipped_before_it_is_computed(kind: int, size: int, computed: int, later: int) -> bool:
-    """The skipped tokens are some of those computed, and stay skipped.
+    """Only computed tokens are skipped, and they stay skipped.
 
     pre: 0 <= kind < 3 and size >= 1 and 0 <= computed <= later
     post: _
@@ -107,7 +107,7 @@ def nothing_is_skipped_before_it_is_computed(kind: int, size: int, computed: int
 
 
 def tables_have_a_place_for_each_token(block_size: int, tokens: int) -> bool:
-    """A table is as short as it can be with a place for each token.
+    """A block table has just enough blocks for each token.
 
     pre: block_size >= 1 and tokens >= 0
     post: _
@@ -117,7 +117,7 @@ def tables_have_a_place_for_each_token(block_size: int, tokens: int) -> bool:
 
 
 def tables_of_states_have_room_for_drafts(block_size: int, tokens: int, drafts: int, align: bool) -> bool:
-    """Behind the block of the last token there are those of drafts, and no others.
+    """After the block of the last token, a block table has one block for each draft and no others.
 
     pre: block_size >= 1 and tokens >= 0 and drafts >= 0
     post: _
@@ -128,7 +128,7 @@ def tables_of_states_have_room_for_drafts(block_size: int, tokens: int, drafts: 
 
 
 def states_do_not_look_ahead(block_size: int, tokens: int, ahead: int, align: bool) -> bool:
-    """Looking ahead takes no blocks of a recurrent layer.
+    """Lookahead needs no blocks of a recurrent layer.
 
     pre: block_size >= 1 and tokens >= 0 and ahead >= 0
     post: _
@@ -140,10 +140,10 @@ def states_do_not_look_ahead(block_size: int, tokens: int, ahead: int, align: bo
 def blocks_that_a_hit_needs_get_keys(
     size: int, several: int, window: int, hit: int, place: int, eagle: bool
 ) -> bool:
-    """Each block that some hit needs, or with draft layers the one behind it, gets a key.
+    """Each block that some hit needs gets a key, and with draft layers also the block after it.
 
-    A hit ends behind a multiple of so many blocks, and needs those that its next token reads. Of blocks of 1,
-    16 and 48 tokens, and hits every 1, 2, 3 and 8 blocks.
+    A hit ends at a multiple of 1, 2, 3 or 8 blocks, and needs the blocks that its next token reads. For block
+    sizes 1, 16 and 48.
 
     pre: 0 <= size < 3 and 0 <= several < 4 and window >= 1 and hit >= 1 and place >= 0
     post: _
@@ -151,19 +151,19 @@ def blocks_that_a_hit_needs_get_keys(
     block_size, blocks = (1, 16, 48)[size], (1, 2, 3, 8)[several]
     manager = windowed(block_size, window, hits_of=blocks * block_size, eagle=eagle)
     end = hit * blocks
-    # The last token of the block is less than a window before the one that comes next.
+    # The last token of the block is less than a window before the next token.
     read = end * block_size - ((place + 1) * block_size - 1) < window
     needed = (place < end and read) or (eagle and place == end)
     return manager._is_useful(place) or not needed
 
 
 def hashes_are_those_at_the_ends_of_blocks(size: int, step: int, number: int, block: int) -> bool:
-    """The hash of a block is that of all tokens up to its end; blocks that are not full have none.
+    """The hash of a block is that of all tokens up to its end; a block that is not full has none.
 
     pre: 1 <= size <= 3 and 1 <= step <= 3 and 0 <= number <= 5 and 0 <= block <= 5
     post: _
     """
-    # Hash i is of the first (i + 1) * size tokens; here it says so itself.
+    # Hash i stands for the first (i + 1) * size tokens; here it is that number itself.
     hashes = [bytes([(place + 1) * size]) for place in range(number)]
     found = hashes_at(hashes, size, size * step)
     end = (block + 1) * size * step
@@ -171,7 +171,7 @@ def hashes_are_those_at_the_ends_of_blocks(size: int, step: int, number: int, bl
 
 
 def embeddings_are_where_the_item_is(offset: int, start: int, position: int) -> bool:
-    """Of an item of three placeholders, each has its own embedding, in whatever block it lies.
+    """Each placeholder of an item has its own embedding, in any block.
 
     pre: offset >= 0 and start >= 0 and 0 <= position - start < 4
     post: _

@@ -1,6 +1,6 @@
-"""What an engine did with a cache manager in one example, counted: whether examples reach what they are for.
+"""Counts what an engine did with a cache manager in one example, to see what the examples reach.
 
-A pure function of the events, and a quick one: a fuzz counts while it runs.
+A pure and quick function of the events: a fuzz counts while it runs.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ BEHAVIOURS = (
     "caches of several groups",
     "caches without prefix caching",
 )
-"""In the order in which they are told; behind them come groups, by kind."""
+"""In the order in which they are reported. Groups by kind follow."""
 
 GROUPS = "groups of "
 
 SAMPLED = 4
-"""Of so many driven examples a fuzz counts one: more would take as long as the laws do."""
+"""A fuzz counts one in this many driven examples: more would take as long as the laws do."""
 
 
 def behaviours_of(events: Sequence[Event]) -> Counter[str]:
-    """How often there was which behaviour; nothing in events of other parts than `cache`."""
+    """The number of times that each behaviour occurred. Only events of the part `cache` count."""
     engine = _Engine()
     for event in events:
         operation = event["op"]
@@ -60,17 +60,17 @@ def behaviours_of(events: Sequence[Event]) -> Counter[str]:
             continue
         outcome = event["outcome"]
         if "value" not in outcome:
-            # What an implementation is like after it has failed, nobody knows.
+            # The state of an implementation after a failure is unknown.
             break
         if engine.freed is not None:
-            engine.tell_why_freed(operation, event["args"])
+            engine.count_reason_of_free(operation, event["args"])
         _FOLLOWED[operation](engine, event["args"], outcome["value"])
     return engine.counted
 
 
 @dataclass
 class _Request:
-    """A request, by what was asked for it."""
+    """A request, as its calls describe it."""
 
     prompt: int
     salted: bool
@@ -78,7 +78,7 @@ class _Request:
     computed: int = 0
     in_flight: int = 0
     steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """Drafts of each step under way, and tokens that it will have added at most."""
+    """For each step in flight, its drafts and the most tokens that it can add."""
     held: bool = False
     loading: bool = False
     preempted: bool = False
@@ -91,13 +91,13 @@ class _Engine:
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
         self.freed: str | None = None
-        """The request that the last operation took the blocks of."""
+        """The request that the last operation freed."""
         self._requests: dict[str, _Request] = {}
         self._unit = 1
         self._null: int | None = None
 
-    def tell_why_freed(self, operation: str, arguments: Mapping[str, Any]) -> None:
-        """Who is preempted is said to have computed nothing; of who has ended, nothing is said any more."""
+    def count_reason_of_free(self, operation: str, arguments: Mapping[str, Any]) -> None:
+        """A preempted request reports next that nothing is computed; an ended request reports nothing."""
         name, self.freed = self.freed, None
         request = self._requests[name or ""]
         goes_on = operation == "cache.progress" and arguments["request"] == name
@@ -166,7 +166,7 @@ class _Engine:
                 )
                 self.counted[f"drafts {how}"] += 1
         elif computed < request.computed and request.held:
-            # What is computed already is to be computed again.
+            # Computed tokens must be computed again.
             self.counted["loads that failed"] += 1
         request.tokens += output
         request.computed, request.in_flight = computed, in_flight

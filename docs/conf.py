@@ -1,7 +1,7 @@
 """Settings of Sphinx, for the site: `tox -e docs`.
 
-The sources are the whole repository, not docs/ alone. So a link to CONTRIBUTING.md, say, works on the site and in the
-repository alike.
+The sources are the whole repository, not docs/ alone. So a link to CONTRIBUTING.md, say, works on the site
+and in the repository alike.
 """
 
 project = "kvref"

@@ -13,11 +13,13 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 _HEAD = """# Where the reference differs from vLLM
 
-Made from `differences.toml` by `python tests/differences.py > docs/differences.md`: change that, not this page.
+Made from `differences.toml` by `python tests/differences.py > docs/differences.md`: change the file, not this
+page.
 
-The reference uses vLLM's names and does what vLLM 0.32.0 does, except for the differences below. Each is on purpose.
-`tests/vllm/test_differential.py` checks that there are no others: it makes both do the same and recognises every deviation
-as one of these. It must see those marked with *. Laws and our own tests cover the rest.
+The reference uses vLLM's names and does what vLLM 0.32.0 does, except for the differences below. Each is on
+purpose. `tests/vllm/test_differential.py` checks that there are no others: it makes both do the same, and
+recognises every deviation as one of these. It must see those marked with *. Laws and our own tests cover the
+rest.
 
 | where | vLLM 0.32.0 | the reference | why |
 |---|---|---|---|

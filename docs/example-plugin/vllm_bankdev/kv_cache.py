@@ -19,7 +19,7 @@ BANK_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Banked:
-    """A mixin for attention specs. It pads pages to whole banks, because the device addresses memory by bank."""
+    """A mixin for attention specs: pads pages to whole banks, by which the device addresses memory."""
 
     bank_bytes: int
 
@@ -29,7 +29,7 @@ class Banked:
             object.__setattr__(self, "page_size_padded", self._banks)
         if self.page_size_bytes % self.bank_bytes:
             raise ValueError(
-                f"a page of {self.page_size_bytes} bytes is not a whole number of banks of {self.bank_bytes} bytes"
+                f"a page of {self.page_size_bytes} bytes is not a whole number of banks of {self.bank_bytes}"
             )
 
     @property
@@ -72,7 +72,7 @@ class BankedWindowManager(SlidingWindowManager):
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
         if "window" in FAULTS:
-            # Wrong: this keeps as many blocks as a window fills, but a window seldom starts at a block boundary.
+            # Wrong: this keeps as many blocks as a window fills, but a window seldom starts with a block.
             kept = cdiv(self.sliding_window, self.block_size)
             end = max(cdiv(processed_computed_tokens, self.block_size) - kept, 0)
         else:

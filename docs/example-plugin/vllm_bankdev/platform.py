@@ -41,4 +41,4 @@ class BankdevPlatform(Platform):
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         if vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
-            raise ValueError("bankdev keeps windows in separate banks: do not set disable_hybrid_kv_cache_manager")
+            raise ValueError("bankdev keeps windows in separate banks: leave the hybrid manager enabled")

@@ -28,8 +28,8 @@ reason. A run fails if a mutant survives that is not listed, or if a listed one 
 
 * mutmut makes mutants of all of `kvref`, except the protocol of a target and `device_copy` and
   `device_kernel`, which need a CUDA device and are tested by tests/cuda. We leave out mutants that change
-  only text: a string, or what goes into the message of an exception. We also leave out changes to `strict` of a
-  `zip`, which guards against future mistakes. mutmut itself never changes functions with decorators,
+  only text: a string, or what goes into the message of an exception. We also leave out changes to `strict`
+  of a `zip`, which guards against future mistakes. mutmut itself never changes functions with decorators,
   properties included.
 * Of the rest we try {size}: from each module in proportion to its mutants, but at least {least} if it has
   that many. A hash of the change selects them, so most stay in the sample when the reference changes.

@@ -1,4 +1,4 @@
-"""Where the reference differs from vLLM: docs/differences.toml, and the page that is made of it.
+"""Where the reference differs from vLLM: docs/differences.toml, and the page that is made from it.
 
 python tests/differences.py > docs/differences.md
 """
@@ -13,11 +13,13 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 _HEAD = """# Where the reference differs from vLLM
 
-Made of `differences.toml` by `python tests/differences.py > docs/differences.md`: change that, not this page.
+Made from `differences.toml` by `python tests/differences.py > docs/differences.md`: change the file, not this
+page.
 
-The reference uses vLLM's names, and does what vLLM 0.32.0 does, but for the following. Each difference is on
-purpose. That there are no others is tested: `tests/vllm/test_differential.py` has both do the same, and knows
-every deviation by one of these. Those marked with * it must have seen; of the others laws and our tests tell.
+The reference uses vLLM's names and does what vLLM 0.32.0 does, except for the differences below. Each is on
+purpose. `tests/vllm/test_differential.py` checks that there are no others: it makes both do the same, and
+recognises every deviation as one of these. It must see those marked with *. Laws and our own tests cover the
+rest.
 
 | where | vLLM 0.32.0 | the reference | why |
 |---|---|---|---|
@@ -34,7 +36,7 @@ def page(document: dict[str, Any]) -> str:
         f"| {_why(each)} |\n"
         for each in document["difference"]
     ]
-    return f"{_HEAD}{''.join(rows)}\nNot there: {document['not_there'].strip()}.\n"
+    return f"{_HEAD}{''.join(rows)}\nThe reference does not have: {document['not_there'].strip()}.\n"
 
 
 def _why(difference: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Mutants that the laws leave alive: docs/survivors.toml, and the page that is made of it and of a run."""
+"""Mutants that no law kills: docs/survivors.toml, and the page that is made from it and from a run."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ HEADING = "## Survivors\n"
 
 _HEAD = """# Mutants
 
-Made by `tox -e mutants -- --page docs/mutants.md`, of a run and of `survivors.toml`: change that, not this
-page.
+Made from a run and from `survivors.toml` by `tox -e mutants -- --page docs/mutants.md`: change these, not
+this page.
 
-Are the laws sharp? [mutmut](https://mutmut.readthedocs.io) makes small changes in the reference, thousands
-of them: a `<` becomes `<=`, an argument is left out, a value is `None`. Each is a mutant. A mutant is
-*killed* if a check of it would not say that it conforms; our own tests have no part in that. What no law
-kills is the same as before, for all that anybody can see, or is nothing that a law may ask for: it is
-listed below, with the reason. A run fails if a mutant survives that is not listed, or if one that is listed
-is killed.
+Do the laws notice small changes? [mutmut](https://mutmut.readthedocs.io) makes thousands of small changes in
+the reference: a `<` becomes `<=`, an argument is left out, a value becomes `None`. Each is a mutant. A mutant
+is *killed* if a check of it would not end as conformant. Our own tests play no part in this. If no law kills
+a mutant, then either nobody can see the change, or no law may judge it: the mutant is listed below, with the
+reason. A run fails if a mutant survives that is not listed, or if a listed one is killed.
 
-## What is done
+## How it works
 
-* mutmut makes mutants of all of `kvref` but the protocol of a target, and `device_copy` and `device_kernel`,
-  which need a CUDA device and are judged by tests/cuda. Those that change nothing but what is
-  said, a string or what goes into the message of an exception, are left out, as are those of `strict` of a
-  `zip`, which guards against mistakes to come; and so are functions that mutmut never changes: those with
-  decorators, properties among them.
-* Of the rest {size} are tried, of each module in proportion to what it has, but {least} if it has them. A
-  hash of what is changed draws them, so that a change of the reference leaves most of them in.
-* All units of a quick check run once on the reference, with its mutants asleep: nothing may break. They run
-  again to see which functions each of them calls.
-* For each mutant those units are run that call its function, of each workload one in turn, and again
-  with other seeds, until one finds it, or until they would have taken {seconds:g} seconds on the reference.
-  Nothing is reduced or confirmed.
-* It is killed if a law breaks; if its process dies, or does not answer an operation for {hangs:g} seconds
-  (`target.answers`); if it cannot be loaded; or if a check would be *incomplete*: a unit ends in an error,
-  or a law is given nothing to judge, where it was something without the mutant. Being slow is no reason.
+* mutmut makes mutants of all of `kvref`, except the protocol of a target and `device_copy` and
+  `device_kernel`, which need a CUDA device and are tested by tests/cuda. We leave out mutants that change
+  only text: a string, or what goes into the message of an exception. We also leave out changes to `strict`
+  of a `zip`, which guards against future mistakes. mutmut itself never changes functions with decorators,
+  properties included.
+* Of the rest we try {size}: from each module in proportion to its mutants, but at least {least} if it has
+  that many. A hash of the change selects them, so most stay in the sample when the reference changes.
+* All units of a quick check run once on the reference, with its mutants inactive: no law may break. They run
+  again to record which functions each of them calls.
+* For each mutant we run the units that call its function, in turn by workload, and again with other seeds,
+  until one finds it or until they would have taken {seconds:g} seconds on the reference. Nothing is reduced
+  or confirmed.
+* A mutant is killed if a law breaks; if its process dies, or does not answer an operation for {hangs:g}
+  seconds (`target.answers`); if it cannot be loaded; or if a check would be *incomplete*: a unit ends in an
+  error, or a law has nothing to judge that had something without the mutant. A slow mutant is not killed.
 
-`tox -e mutants` does that. It goes on where it was until something is changed, and takes `--sample 40` for
-a short run, `--where 'pool.*'` for some functions, and `--jobs`.
+`tox -e mutants` does all this. It continues where it stopped until something changes. For less, pass
+`--sample 40` for a short run, `--where 'pool.*'` for some functions, or `--jobs`.
 
 ## Result
 

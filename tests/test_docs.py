@@ -99,6 +99,16 @@ def test_commands_are_seen_wherever_they_are_shown() -> None:
         parse(cli, click.Context(cli), ["nonsense"])
 
 
+def test_the_finding_that_is_shown_first_is_in_its_script() -> None:
+    """tests/vllm/test_stock.py runs it."""
+    script = (DOCS / "finding.py").read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        (shown,) = re.findall(
+            r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        )
+        assert script.endswith(shown)
+
+
 TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 
 

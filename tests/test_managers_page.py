@@ -132,20 +132,20 @@ def of_counts(ask: Callable[[Cache, int], Any]) -> Callable[[Table], list[str]]:
 
 
 def of_steps(ask: Callable[[Cache, list[int]], str]) -> Callable[[Table], list[str]]:
-    def told(table: Table) -> list[str]:
+    def cells(table: Table) -> list[str]:
         cache = Cache(table.setting)
         return [ask(cache, blocks) for blocks in cache.compute([int(value) for value in table.values])]
 
-    return told
+    return cells
 
 
-def places_with_a_key(table: Table) -> list[str]:
-    told = []
+def cached_indices(table: Table) -> list[str]:
+    cells = []
     for size in table.values:
         cache = Cache(table.setting, scheduler_block_size=int(size))
         (blocks,) = cache.compute([128])
-        told.append(" ".join(str(n) for n, block in enumerate(blocks) if cache.has_key(block)) or NOTHING)
-    return told
+        cells.append(" ".join(str(n) for n, block in enumerate(blocks) if cache.has_key(block)) or NOTHING)
+    return cells
 
 
 def caps(table: Table) -> list[str]:
@@ -153,18 +153,18 @@ def caps(table: Table) -> list[str]:
     return [str(cache.group.max_admission_blocks_per_request) for cache in made]
 
 
-TOLD: dict[tuple[str, str], Callable[[Table], list[str]]] = {
+EXPECTED: dict[tuple[str, str], Callable[[Table], list[str]]] = {
     ("computed", "skipped tokens"): of_counts(lambda cache, n: cache.group.get_num_skipped_tokens(n)),
     ("computed", "skipped blocks"): of_counts(
         lambda cache, n: cache.group.get_num_skipped_tokens(n) // cache.block_size
     ),
     ("step", "table"): of_steps(lambda cache, blocks: listed(blocks)),
-    ("step", "with a key"): of_steps(
+    ("step", "cached"): of_steps(
         lambda cache, blocks: listed([block for block in blocks if cache.has_key(block)])
     ),
     ("tokens", "hit"): of_counts(lambda cache, n: cache.find(n)[0]),
     ("tokens", "table of the hit"): of_counts(lambda cache, n: listed(cache.find(n)[1])),
-    ("scheduler block size", "places with a key"): places_with_a_key,
+    ("scheduler block size", "cached indices"): cached_indices,
     ("max_in_flight_tokens", "cap"): caps,
 }
 
@@ -172,9 +172,9 @@ TOLD: dict[tuple[str, str], Callable[[Table], list[str]]] = {
 @pytest.mark.parametrize(
     "table", [pytest.param(table, id=f"{table.setting}-{table.columns}") for table in tables()]
 )
-def test_what_is_told_is_what_happens(table: Table) -> None:
+def test_the_reference_agrees_with_the_page(table: Table) -> None:
     assert table.rows
-    assert {label: TOLD[table.columns, label](table) for label in table.rows} == {
+    assert {label: EXPECTED[table.columns, label](table) for label in table.rows} == {
         label: list(cells) for label, cells in table.rows.items()
     }
 
@@ -189,4 +189,4 @@ def test_each_kind_has_examples() -> None:
 def test_a_wrong_number_is_noticed() -> None:
     table = next(table for table in tables() if table.columns == "computed")
     wrong = table._replace(values=tuple(str(int(value) + 16) for value in table.values))
-    assert [*table.rows["skipped blocks"]] != TOLD["computed", "skipped blocks"](wrong)
+    assert [*table.rows["skipped blocks"]] != EXPECTED["computed", "skipped blocks"](wrong)

@@ -275,9 +275,6 @@ def test_what_is_not_toml_has_a_line() -> None:
             known() + gap("spec.merge-*", "Full*"),
             "spec.merge-identity is not run, because of the gap at kvref.toml:6",
         ),
-            known() + gap("spec.merge-*", "Full*"),
-            "spec.merge-identity is not run, because of the gap at kvref.toml:6",
-        ),
         (gap("spec.*", "Half*"), "kvref.toml:3: gap[0].subject: spec.* has no such subject"),
         (
             "[strategies.LaneSpec]\nlanes = [1]",

@@ -95,3 +95,10 @@ def test_the_shipped_baseline_lists_all_of_it() -> None:
     assert [note for note in report["notes"] if not note.startswith(OF_NO_KIND)] == []
     assert {row["status"] for row in report["laws"]} == {"known", "holds", "not-applicable"}
     assert all(row["message"] for row in report["laws"] if row["status"] == "known")
+
+
+def test_the_finding_that_the_front_pages_show() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    ran = subprocess.run([PYTHON, docs / "finding.py"], capture_output=True, text=True, check=True)
+    assert ran.stdout in (docs / "index.md").read_text(encoding="utf-8")
+    assert ran.stdout.startswith("prefix hit of 2 tokens")

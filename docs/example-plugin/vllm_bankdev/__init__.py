@@ -1,10 +1,10 @@
-"""A vLLM platform plugin for an accelerator that does not exist: what the KV-cache core sees of one.
+"""A vLLM platform plugin for an accelerator that does not exist, with only what the KV-cache core sees.
 
-There are no kernels, so no model runs on it. vLLM imports this module while it looks for a platform, so it
-must not import vLLM itself.
+It has no kernels, so it runs no model. vLLM imports this module while it looks for a platform, so the module
+must not import vLLM.
 """
 
 
 def register() -> str:
-    """Name the platform, as the entry point is asked to."""
+    """Return the name of the platform class: vLLM calls this through the entry point."""
     return "vllm_bankdev.platform.BankdevPlatform"

@@ -1,4 +1,4 @@
-"""The KV cache of the device: pages of whole banks, and windows whose blocks the device is told of."""
+"""The KV cache of the device: pages are whole banks, and the device learns which blocks leave a window."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec, replace_as
 
 FAULTS = os.environ.get("BANKDEV_FAULTS", "").split(",")
-"""Mistakes to make, for the tutorial: `merge`, `window`, or both."""
+"""The mistakes that the tutorial asks for: `merge`, `window`, or both."""
 
 BANK_BYTES = 4096
-"""Of the first chip of the family; later ones have larger banks."""
+"""The bank size of the first chip; later chips have larger banks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Banked:
-    """Mixed into a spec of attention: its pages are whole banks, by which the device addresses memory."""
+    """A mixin for attention specs: pads pages to whole banks, by which the device addresses memory."""
 
     bank_bytes: int
 
@@ -34,11 +34,11 @@ class Banked:
 
     @property
     def _banks(self) -> int:
-        """The bytes of the banks that a page's content takes."""
+        """The bytes of the banks that hold a page's content."""
         return round_up(self.unpadded_page_size_bytes, self.bank_bytes)
 
     def copy_with_new_block_size(self, block_size: int) -> Self:
-        """The banks that this class added are counted anew; a page size that was asked for stays."""
+        """Compute the padding of this class anew; keep a page size that the caller chose."""
         padded = None if self.page_size_padded == self._banks else self.page_size_padded
         return replace(self, block_size=block_size, page_size_padded=padded)
 
@@ -49,20 +49,20 @@ class BankedSpec(Banked, FullAttentionSpec):
 
     @classmethod
     def merge(cls, specs: list[Self]) -> Self:
-        """The spec of a group. AssertionError tells a planner that these layers cannot be one."""
+        """Return the spec of a group. AssertionError tells the planner that the layers cannot form one."""
         if any(type(spec) is not cls or spec.bank_bytes != specs[0].bank_bytes for spec in specs):
-            raise AssertionError("all layers of a group need banks of the same size")
+            raise AssertionError("all layers of a group need the same class and bank size")
         bank_bytes = BANK_BYTES if "merge" in FAULTS else specs[0].bank_bytes
         return replace_as(FullAttentionSpec.merge(specs), cls, bank_bytes=bank_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BankedWindowSpec(Banked, SlidingWindowSpec):
-    """Attention with a window."""
+    """Attention with a sliding window."""
 
 
 class BankedWindowManager(SlidingWindowManager):
-    """Lists the blocks that have left a window, for the device, which then stops prefetching them."""
+    """Records the blocks that left a window, so that the device stops prefetching them."""
 
     def __init__(self, kv_cache_spec: BankedWindowSpec, **options: Any) -> None:
         super().__init__(kv_cache_spec, **options)
@@ -72,7 +72,7 @@ class BankedWindowManager(SlidingWindowManager):
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
         if "window" in FAULTS:
-            # As many blocks are kept as a window fills; but it seldom begins where a block does.
+            # Wrong: this keeps as many blocks as a window fills, but a window seldom starts with a block.
             kept = cdiv(self.sliding_window, self.block_size)
             end = max(cdiv(processed_computed_tokens, self.block_size) - kept, 0)
         else:

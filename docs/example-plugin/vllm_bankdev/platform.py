@@ -1,6 +1,7 @@
-"""The platform: what device it is, and the hook by which vLLM learns of its KV cache.
+"""The platform: its device, and the hook that registers its KV-cache specs with vLLM.
 
-While this is imported vLLM does not know its platform yet, and most of its modules ask for it.
+vLLM imports this module before it knows its platform. Most of vLLM's modules need to know it, so they are
+imported inside the hook.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BankdevPlatform(Platform):
-    """An accelerator with memory in banks."""
+    """An accelerator whose memory comes in banks."""
 
     _enum = PlatformEnum.OOT
     device_name = "bankdev"
@@ -22,7 +23,7 @@ class BankdevPlatform(Platform):
 
     @classmethod
     def register_custom_kv_cache_specs(cls, vllm_config: VllmConfig) -> None:
-        """Register the specs of this device, each with its manager and as a kind of its own."""
+        """Register the specs of this device, each with its manager and a uniform base of its own."""
         from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
         from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
@@ -40,4 +41,4 @@ class BankdevPlatform(Platform):
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         if vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
-            raise ValueError("bankdev has windows in banks of their own: leave the hybrid manager enabled")
+            raise ValueError("bankdev keeps windows in separate banks: leave the hybrid manager enabled")

@@ -1,4 +1,4 @@
-"""Values of spec fields as plain data, and back. Copied into stand-alone programs."""
+"""Convert specs and their classes to plain data and back. Stand-alone programs copy this module."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def encode_fields(spec: Any) -> dict[str, Any]:
 
 
 def decode(value: Any, module: ModuleType) -> Any:
-    """The value again; enums are looked up in the target's module."""
+    """Turn plain data back into a value. Enums are looked up in `module`, the target's own."""
     if isinstance(value, str) and value.startswith("torch."):
         return getattr(torch, value.removeprefix("torch."))
     if isinstance(value, list):
@@ -63,7 +63,7 @@ def facts(spec: Any) -> SpecFacts:
 
 
 def unpadded_page_size(spec: Any) -> Any:
-    """Bytes of a page that carry content, under the name that the version has for them."""
+    """Bytes of a page that carry content, under the name that the release has for them; None without one."""
     # No `getattr`: CrossHair does not follow numbers within it.
     try:
         return spec.unpadded_page_size_bytes
@@ -81,7 +81,7 @@ def family(cls: type[Any]) -> list[str]:
 
 
 def derived_class(name: str, base: type[Any], fields: Mapping[str, Any]) -> type[Any]:
-    """A dataclass with further fields, each with its default."""
+    """A dataclass derived from `base`, with these additional fields and their defaults."""
     added = [(field, Any, default) for field, default in fields.items()]
     return dataclasses.make_dataclass(name, added, bases=(base,), frozen=True, kw_only=True)
 
@@ -116,9 +116,9 @@ def field_infos(spec_class: Any) -> list[FieldInfo]:
 
 
 def class_infos(classes: dict[str, type[Any]], bases: Sequence[str]) -> list[SpecClassInfo]:
-    """What there is to know of each class; `bases` names those that describe no layer by themselves.
+    """Describe each class; `bases` names those that describe no layer by themselves.
 
-    The first of the classes is the root of the family: what lies in another package is a plugin's.
+    The first class is the root of the family. A class in another package than the root is a plugin's.
     """
     core = package_of(next(iter(classes.values())))
     return [
@@ -135,7 +135,7 @@ def class_infos(classes: dict[str, type[Any]], bases: Sequence[str]) -> list[Spe
 
 
 def foreign(classes: dict[str, type[Any]]) -> dict[str, list[str]]:
-    """The classes that are not of the first one's package, each with its ancestors that are."""
+    """The classes outside the package of the first class, each with its ancestors inside that package."""
     core = [
         name for name, cls in classes.items() if package_of(cls) == package_of(next(iter(classes.values())))
     ]
@@ -155,7 +155,7 @@ def holds_specs(cls: type[Any]) -> bool:
 
 
 def subclasses(base: type[Any]) -> list[type[Any]]:
-    """`base` and everything derived from it, each class before what derives from it."""
+    """`base` and all classes that derive from it, each class before those that derive from it."""
     found = [base]
     for child in base.__subclasses__():
         found += [cls for cls in subclasses(child) if cls not in found]

@@ -1,4 +1,4 @@
-"""Look at how a plugin's code and the code it plugs into fit together. Copied into stand-alone programs."""
+"""Inspect how a plugin's code fits the code that it plugs into. Stand-alone programs copy this module."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kind_of(value: Any) -> str:
 
 
 def parameters_of(value: Any) -> list[Parameter] | None:
-    """What can be given in a call; None for what is not called, or not written in Python."""
+    """The parameters of a method; None if the attribute is not a method, or is not written in Python."""
     function, kind = function_of(value), kind_of(value)
     if function is None or kind == "property":
         return None
@@ -55,9 +55,9 @@ def parameters_of(value: Any) -> list[Parameter] | None:
 
 
 def overrides_of(cls: type[Any], core: str) -> list[Override]:
-    """What the class, or an ancestor that is no more of the core than it is, overrides of the core's classes.
+    """What the class, or an ancestor outside the core, overrides of the core's classes.
 
-    Special methods are left out: they are called by Python.
+    Special methods are left out, because Python calls them.
     """
     found: list[Override] = []
     foreign = [a for a in cls.__mro__ if package(a.__module__) not in (core, *sys.stdlib_module_names)]
@@ -84,7 +84,7 @@ def overrides_of(cls: type[Any], core: str) -> list[Override]:
 
 @cache
 def python_files(folder: str) -> tuple[tuple[str, str], ...]:
-    """Paths, written from the folder on, and texts of the Python files in a folder."""
+    """The path and the text of each Python file in a folder. Paths begin with the folder's name."""
     root = Path(folder)
     return tuple(
         (str(path.relative_to(root.parent)), path.read_text(encoding="utf-8", errors="replace"))
@@ -93,9 +93,9 @@ def python_files(folder: str) -> tuple[tuple[str, str], ...]:
 
 
 def calls_in(folder: str, names: Sequence[str]) -> list[Call]:
-    """Calls of methods of these names on some object, each way of calling once.
+    """Calls of methods with these names, each way of calling once.
 
-    Left out are calls by `super()` and on a class named there, which never come to another class.
+    Calls on `super()` and on a class by its name are left out: they never reach another class.
     """
     found: dict[tuple[Any, ...], Call] = {}
     if not names:
@@ -145,7 +145,7 @@ def replaced_in(core: str, packages: Sequence[str]) -> list[Replaced]:
 
 
 def home(value: Any) -> str | None:
-    """The module in which a function or class was written, whatever it says of itself."""
+    """The module in which a function or class was defined, even if the function's `__module__` differs."""
     if isinstance(value, type):
         return value.__module__
     function = function_of(value)
@@ -158,7 +158,7 @@ def shown(value: Any) -> str:
 
 
 def held_elsewhere(modules: dict[str, ModuleType], name: str, attribute: str) -> list[str]:
-    """Where other modules still have what the module defined under this name itself."""
+    """The names under which other modules still have what module `name` defined as `attribute`."""
     found = []
     for other, module in modules.items():
         for held_as, value in list(vars(module).items()):
@@ -169,7 +169,7 @@ def held_elsewhere(modules: dict[str, ModuleType], name: str, attribute: str) ->
 
 
 def is_present(name: str, load: Callable[[str], ModuleType]) -> bool:
-    """Whether there is something under a name as `replaced_in` writes it."""
+    """Whether an object exists under a name, written as `replaced_in` does: module:path."""
     module, _, path = name.partition(":")
     try:
         thing: Any = load(module)
@@ -183,9 +183,9 @@ def is_present(name: str, load: Callable[[str], ModuleType]) -> bool:
 
 
 def are_read(folders: Sequence[str], names: Sequence[str]) -> list[bool]:
-    """Whether any code below the folders reads an attribute called like the last part of each name.
+    """Return for each name whether any code below the folders reads an attribute called like its last part.
 
-    A string with that name in it, or an import of it, counts.
+    A string that consists of that part, or an import of it, counts as well.
     """
     attributes = [re.split("[:.]", name)[-1] for name in names]
     word = "|".join(map(re.escape, attributes))
@@ -197,7 +197,10 @@ def are_read(folders: Sequence[str], names: Sequence[str]) -> list[bool]:
 
 
 def recording(cls: type[Any], names: Sequence[str], note: Callable[[str], None], derive: bool) -> type[Any]:
-    """The class with notes of what is reached on it, its derived classes apart: itself, or one derived."""
+    """Make a class call `note` with each of these attributes when it is used on the class or its instances.
+
+    Uses on derived classes do not count. With `derive`, change a new class that derives from `cls` instead.
+    """
     owner: type[Any] = type(f"Derived{cls.__name__}", (cls,), {}) if derive else cls
     for name in names:
         holder = next((ancestor for ancestor in cls.__mro__ if name in vars(ancestor)), None)
@@ -207,7 +210,7 @@ def recording(cls: type[Any], names: Sequence[str], note: Callable[[str], None],
 
 
 def noting(owner: type[Any], name: str, original: Any, note: Callable[[str], None]) -> Any:
-    """The attribute, with a note of each time it is reached on the owner."""
+    """The attribute, changed so that it calls `note` whenever it is used on the owner."""
 
     def reach(receiver: Any) -> None:
         if receiver is owner or type(receiver) is owner:

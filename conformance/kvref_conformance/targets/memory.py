@@ -1,4 +1,4 @@
-"""Reading and writing blocks through tensors, whoever made them. Copied into stand-alone programs."""
+"""Read and write blocks through the tensors of any target. Stand-alone programs copy this module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from kvref.target import Canonical, CanonicalTensor, View
 
 PATTERN = 2654435761
-"""Whose multiples look like chance."""
+"""A factor whose multiples look random."""
 
 
 def view_facts(view: torch.Tensor, axes: str, buffers: Sequence[torch.Tensor]) -> View:
-    """Where a view lies in one of the allocations."""
+    """Describe a view, and where it lies in one of the buffers."""
     storage = view.untyped_storage().data_ptr()
     [buffer] = [n for n, each in enumerate(buffers) if each.untyped_storage().data_ptr() == storage]
     size = view.element_size()
@@ -30,12 +30,12 @@ def view_facts(view: torch.Tensor, axes: str, buffers: Sequence[torch.Tensor]) -
 
 
 def pattern(size: int, seed: int) -> torch.Tensor:
-    """Bytes in which no place, and no seed, looks like another."""
+    """Bytes that differ from position to position and from seed to seed."""
     return ((torch.arange(1, size + 1) + 7919 * seed) * PATTERN // 128 % 256).to(torch.uint8)
 
 
 def parts_of(views: Sequence[torch.Tensor], axes: Sequence[str], block: int, num_blocks: int) -> list[Any]:
-    """What of each view is the block's: several of its blocks, where those of the kernel are smaller."""
+    """The part of each view that belongs to a block. It has several kernel blocks if those are smaller."""
     parts = []
     for view, letters in zip(views, axes, strict=True):
         axis = letters.index("B")
@@ -45,7 +45,7 @@ def parts_of(views: Sequence[torch.Tensor], axes: Sequence[str], block: int, num
 
 
 def write_bytes(parts: Sequence[torch.Tensor], seed: int) -> str:
-    """Fill tensors, whatever they consist of, with a pattern: that one, in hexadecimal."""
+    """Fill tensors of any dtype with a pattern, and return it in hexadecimal."""
     written = ""
     for place, part in enumerate(parts):
         data = pattern(part.numel() * part.element_size(), seed + 31 * place)
@@ -55,22 +55,22 @@ def write_bytes(parts: Sequence[torch.Tensor], seed: int) -> str:
 
 
 def read_bytes(parts: Sequence[torch.Tensor]) -> str:
-    """The bytes of tensors, in hexadecimal."""
+    """Return the bytes of tensors in hexadecimal."""
     return "".join(bytes(part.flatten().view(torch.uint8).tolist()).hex() for part in parts)
 
 
 MIX = -7046029254386353131
-"""Times a mark, so that its bytes look like chance: odd, so that no two marks look alike."""
+"""A factor for marks, so that their bytes look random. It is odd, so that different marks stay different."""
 
 Numbers: TypeAlias = Sequence[int] | torch.Tensor
-"""Slots or marks: a list, or a tensor of them where there are millions."""
+"""Slots or marks: a list, or a tensor if there are millions."""
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By size: what any value can be copied as."""
+"""The integer dtype of each size in bytes, as which any value can be copied."""
 
 
 def write_marks(views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbers, marks: Numbers) -> None:
-    """Fill slots with marks, again and again as far as there is room."""
+    """Fill each slot with its mark, repeated to the size of the slot."""
     for view, letters in zip(views, axes, strict=True):
         values, index = by_slot(view, letters, slots)
         size = values[index].shape[1:]
@@ -82,7 +82,7 @@ def write_marks(views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbe
 def copy_marks(
     views: Sequence[torch.Tensor], axes: Sequence[str], source: Numbers, destination: Numbers
 ) -> None:
-    """Copy slots to others."""
+    """Copy each source slot to the destination slot at the same index."""
     for view, letters in zip(views, axes, strict=True):
         values, index = by_slot(view, letters, source)
         values[by_slot(view, letters, destination)[1]] = values[index]
@@ -91,7 +91,7 @@ def copy_marks(
 def compare_marks(
     views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbers, marks: Numbers
 ) -> list[list[int]]:
-    """Places in `slots` that do not hold these marks, each with the mark that is there, or -1."""
+    """The slots that hold another mark than expected: [index in `slots`, the mark found, or -1]."""
     wrong: dict[int, int] = {}
     for view, letters in zip(views, axes, strict=True):
         values, index = by_slot(view, letters, slots)
@@ -103,7 +103,7 @@ def compare_marks(
 
 
 def by_slot(view: torch.Tensor, axes: str, slots: Numbers) -> tuple[torch.Tensor, Any]:
-    """A view as integers, with what tells slots apart in front, and where in it the slots are."""
+    """The view as integers, with the axes that number slots in front, and the index of the slots in it."""
     letters = [letter for letter in "BN" if letter in axes]
     values = view.view(INTEGERS[view.element_size()]).movedim(
         [axes.index(each) for each in letters], [0, 1][: len(letters)]
@@ -115,13 +115,13 @@ def by_slot(view: torch.Tensor, axes: str, slots: Numbers) -> tuple[torch.Tensor
 
 
 def mark_bytes(marks: Numbers, size: int, device: torch.device) -> torch.Tensor:
-    """So many bytes for each mark: itself, mixed, again and again."""
+    """`size` bytes for each mark: the mark times `MIX`, repeated."""
     mixed = (torch.as_tensor(marks, dtype=torch.int64, device=device) * MIX).view(-1, 1).view(torch.uint8)
     return mixed.repeat(1, -(-size // 8))[:, :size].contiguous()
 
 
 def mark_in(there: torch.Tensor) -> int:
-    """The mark that bytes consist of, or -1. Fewer than eight of them tell the last bytes of it alone."""
+    """The mark that these bytes repeat, or -1. From fewer than eight bytes: only the mark's low bytes."""
     size = min(8, there.numel())
     first = int.from_bytes(bytes(there[:size].tolist()), "little")
     mark = first * pow(MIX, -1, 1 << 64) % (1 << 8 * size)
@@ -130,7 +130,7 @@ def mark_in(there: torch.Tensor) -> int:
 
 
 def soil(sizes: Sequence[int], device: str) -> None:
-    """Leave memory of these sizes to whoever allocates next, and something in it."""
+    """Write to memory of these sizes and free it, so that the next allocation may get dirty memory."""
     dirty = [torch.full((size,), 90, dtype=torch.int8, device=device) for size in sizes]
     del dirty
 
@@ -140,7 +140,7 @@ def is_zero(buffers: Sequence[torch.Tensor]) -> bool:
 
 
 def canonical_facts(made: Any, buffers: Sequence[torch.Tensor]) -> Canonical:
-    """What a canonical view, by the names that vLLM has for its parts, consists of."""
+    """Describe a canonical view whose parts have the names that vLLM gives them."""
     storages = [buffer.untyped_storage().data_ptr() for buffer in buffers]
     tensors: list[CanonicalTensor] = []
     for each in made.tensors:

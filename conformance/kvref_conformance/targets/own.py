@@ -1,4 +1,4 @@
-"""Which files are a target's own: those whose lines a check with `--coverage` tells of."""
+"""Which files are a target's own: `kvref check --coverage` reports their lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvref_conformance.targets import TargetRefused, plugin_of
 
 @dataclass(frozen=True)
 class Own:
-    """Modules and packages, with all below them; the last part of a name may be a pattern."""
+    """Modules and packages with everything below them. The last part of a name may be a pattern."""
 
     modules: tuple[str, ...]
     without: tuple[str, ...] = ()
@@ -26,18 +26,18 @@ class Own:
 
 NOTHING = Own(())
 REFERENCE = Own(("kvref",), without=("kvref.target",))
-"""The reference, without the protocol that it is asked by."""
+"""The reference, without the protocol of a target."""
 VLLM = Own(
     ("vllm.v1.core", "vllm.v1.kv_cache_*"),
     without=("vllm.v1.core.sched", "vllm.v1.core.encoder_cache_manager"),
 )
-"""vLLM's KV-cache core, without the scheduler that drives it and the cache of encoders' outputs."""
+"""vLLM's KV-cache core, without the scheduler and the cache of encoder outputs."""
 
 
 def own_of(target: str, plugin: PluginInfo | None, chosen: Sequence[str] = ()) -> Own:
-    """What counts as the target's own, unless modules were chosen.
+    """The modules that count as the target's own: `chosen` if given, else by the target's name.
 
-    Adapters that are kvref's own never count: what they drive does.
+    kvref's own adapters never count, only what they drive.
     """
     top = target.partition(":")[0].partition(".")[0]
     if chosen:
@@ -51,7 +51,7 @@ def own_of(target: str, plugin: PluginInfo | None, chosen: Sequence[str] = ()) -
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A Python file, by its path from where it is imported from, and whether the target has loaded it."""
+    """A Python file: its path relative to the import path, and whether the target has loaded it."""
 
     name: str
     loaded: bool
@@ -71,10 +71,10 @@ class OwnFiles:
 
 
 def find(own: Own) -> OwnFiles:
-    """Look for the modules, of which none is imported for that, but packages that they are in.
+    """Find the files of the modules. Only the packages above them are imported.
 
     Raises:
-        TargetRefused: there is no such module.
+        TargetRefused: a module does not exist.
     """
     places = {place: root for name in own.modules for place, root in _places(name)}
     without = [place for name in own.without for place, _ in _places(name)]
@@ -97,7 +97,7 @@ def _pattern(place: Path) -> str:
 
 
 def _places(name: str) -> Iterator[tuple[Path, Path]]:
-    """Folder or file of each module of this name, and the folder that its top-level package is in."""
+    """The folder or file of each module of this name, and the folder that contains its top-level package."""
     parent, _, last = name.rpartition(".")
     depth = name.count(".")
     if "*" in last:
@@ -110,7 +110,7 @@ def _places(name: str) -> Iterator[tuple[Path, Path]]:
         yield from ((folder, folder.parents[depth]) for folder in folders)
         return
     origin = Path(str(_spec(name).origin))
-    if origin.suffix == ".py":  # nothing is told of what is not written in Python
+    if origin.suffix == ".py":  # modules that are not written in Python have no lines to report
         yield origin, origin.parents[depth]
 
 

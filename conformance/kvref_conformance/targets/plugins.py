@@ -1,4 +1,4 @@
-"""Load vLLM with a platform plugin. Standard library alone: `use_plugin` is copied into programs."""
+"""Load vLLM with a platform plugin. Stand-alone programs copy this, so it uses the standard library alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 NO_PLUGIN = "-Xkvref-no-plugin"
-"""Interpreter flag of a process in which the plugin is left out, for comparison."""
+"""The interpreter flag of a process without the plugin, for comparison."""
 
 
 def plugin_is_left_out() -> bool:
@@ -21,7 +21,7 @@ def plugin_is_left_out() -> bool:
 
 
 class Stub(ModuleType):
-    """Stands in for a module that needs hardware: whatever is asked of it is a mock, and is kept."""
+    """A substitute for a module that needs hardware. Each attribute is a mock, and stays the same one."""
 
     __version__ = "0.0.0"
 
@@ -61,11 +61,11 @@ def use_plugin(
     """Import vLLM with these plugins and no others, as an engine does.
 
     Args:
-        entry_points: names in vLLM's entry-point groups, platform and general.
-        stubs: packages to put stubs in the place of.
-        modules: modules with spec and manager classes of the plugin, which its platform hook imports.
-        renamed: what to call those classes (by module and name) that are called like one of vLLM's own.
-        initialise: whether to run the platform's hook instead of importing what it imports.
+        entry_points: the plugins' names in vLLM's entry-point groups, platform and general.
+        stubs: packages to replace by stubs.
+        modules: the modules with the plugin's spec and manager classes, which its platform hook imports.
+        renamed: new names for classes (module:name) that have the same name as one of vLLM's.
+        initialise: whether to run the platform's hook before the modules are imported.
     """
     if plugin_is_left_out():
         os.environ["VLLM_PLUGINS"] = ""

@@ -1,8 +1,10 @@
-"""Steps in several threads, in children of the process. Standard library alone; copied into programs.
+"""Run steps in several threads, in children of the process.
 
-A thread may be interrupted between any two lines. To wait for that to happen by chance takes long and cannot
-be repeated, so it is made to happen: a thread stops at a given line until the others have ended, or wait for
-it. The others run side by side and are switched as often as the interpreter allows.
+Stand-alone programs copy this module, so it uses the standard library alone.
+
+A thread may be interrupted between any two lines. By chance that happens rarely and cannot be repeated, so
+this module makes it happen: the first thread stops at a given line until the others have ended, or wait for
+it. The others run concurrently and are switched as often as the interpreter allows.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from typing import Any
 from kvref.target import Races, Step
 
 CHILD_SECONDS = 10.0
-"""What does not end within this time hangs."""
+"""A child that takes longer than this counts as hanging."""
 
 HANGS = {"died": f"no end within {CHILD_SECONDS:g} s"}
 
 OTHERS_SECONDS = 0.05
-"""How long an interrupted thread stays so when the others do not end: they wait for it, most likely."""
+"""How long an interrupted thread waits for each of the others, which may in turn wait for it."""
 
 Functions = Mapping[str, Callable[..., Any]]
 Steps = Sequence[Step]
@@ -35,7 +37,7 @@ Steps = Sequence[Step]
 def race_in_children(functions: Functions, threads: Sequence[Steps], after: Steps, points: int) -> Races:
     """Perform the steps in every order, then `points` times in threads, the first of which is interrupted.
 
-    See `kvref.target.Races` for what comes of it.
+    For the answer see `kvref.target.Races`.
     """
     orders: list[Any] = []
     races: list[Any] = []
@@ -57,7 +59,7 @@ def note_observation(observations: list[Any], observation: Any) -> None:
 
 
 def in_child(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` returns in a child of this process, or how the child ended."""
+    """Run `work` in a child of this process, and return its answer, or how the child died."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -92,7 +94,7 @@ def answers_of(functions: Functions, steps: Steps) -> list[dict[str, Any]]:
 
 
 def in_order(functions: Functions, threads: Sequence[Steps], after: Steps, order: Sequence[int]) -> Any:
-    """Perform a step of each of these threads' in turn, all in one thread."""
+    """Perform the steps in one thread: `order` says whose thread's step is next."""
     answers: list[list[Any]] = [[] for _ in threads]
     for number in order:
         answers[number] += answers_of(functions, [threads[number][len(answers[number])]])
@@ -100,7 +102,7 @@ def in_order(functions: Functions, threads: Sequence[Steps], after: Steps, order
 
 
 def count_lines(functions: Functions, steps: Steps) -> int:
-    """How many lines of Python the steps run through, when nothing else runs."""
+    """The number of Python lines that the steps run through on their own."""
     count = 0
 
     def tracer(frame: FrameType, event: str, argument: object) -> Any:
@@ -115,7 +117,7 @@ def count_lines(functions: Functions, steps: Steps) -> int:
 
 
 def side_by_side(functions: Functions, threads: Sequence[Steps], after: Steps, line: int) -> Any:
-    """Run the threads. The first one stops at the given line, counted from one, for the others."""
+    """Run the threads concurrently. The first one stops at the given line, counted from 1, for the others."""
     answers: list[list[Any]] = [[] for _ in threads]
     reached, ended = threading.Event(), threading.Semaphore(0)
     count = 0

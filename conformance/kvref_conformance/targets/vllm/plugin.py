@@ -1,4 +1,4 @@
-"""vLLM with a platform plugin: find it, load it, or say why that cannot be done."""
+"""vLLM with a platform plugin: find the plugin and load it, or report why it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Plugin:
     distribution: str
     version: str
     packages: tuple[str, ...]
-    """Top-level packages that are the plugin's own."""
+    """The plugin's top-level packages."""
     vllm_wanted: str
-    """The vLLM that its distribution asks for, or nothing."""
+    """The requirement on vLLM in its distribution, or an empty string."""
     entry_points: tuple[str, ...]
     stubs: tuple[str, ...]
     modules: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Plugin:
 
     @property
     def setup(self) -> dict[str, Json]:
-        """Arguments for `use_plugin`."""
+        """The arguments of `use_plugin`."""
         return {
             "entry_points": list(self.entry_points),
             "stubs": list(self.stubs),
@@ -59,10 +59,10 @@ class Plugin:
 
 
 def load(name: str, stubs: Sequence[str]) -> Plugin:
-    """Import vLLM with the plugin, and find out which classes it brings.
+    """Import vLLM with the plugin, and find the plugin's classes.
 
     Raises:
-        TargetRefused: it is not installed, does not want this machine, or lacks something.
+        TargetRefused: the plugin is not installed, refuses this machine, or cannot be imported.
     """
     plugin = find(name, stubs)
     if plugin_is_left_out():
@@ -91,7 +91,7 @@ def load(name: str, stubs: Sequence[str]) -> Plugin:
 
 
 def info(plugin: Plugin, managers: Mapping[str, list[str]]) -> PluginInfo:
-    told: PluginInfo = {
+    described: PluginInfo = {
         "name": plugin.name,
         "version": f"{plugin.distribution} {plugin.version}",
         "packages": list(plugin.packages),
@@ -99,8 +99,8 @@ def info(plugin: Plugin, managers: Mapping[str, list[str]]) -> PluginInfo:
         "notes": list(plugin.notes),
     }
     if plugin.hook_has_run:
-        told["hook_has_run"] = plugin.hook_has_run
-    return told
+        described["hook_has_run"] = plugin.hook_has_run
+    return described
 
 
 def find(name: str, stubs: Sequence[str]) -> Plugin:
@@ -140,7 +140,7 @@ def _is_vllm(requirement: str) -> bool:
 
 
 def _why_not_chosen(plugin: Plugin, platform: type[Any]) -> str:
-    """Ask the entry point again, since vLLM goes on without a plugin that fails."""
+    """The reason why vLLM did not choose the plugin. vLLM skips a plugin that fails, so ask it again."""
     entry = next(e for e in importlib.metadata.entry_points(group=PLATFORMS) if e.name == plugin.name)
     try:
         answer = entry.load()()
@@ -163,7 +163,7 @@ def _title(plugin: Plugin) -> str:
 
 
 def _complaint(plugin: Plugin, error: Exception, doing: str = "") -> str:
-    """What is wrong with loading the plugin, and what to do."""
+    """The message for a plugin that cannot be loaded: what is wrong, and what to do."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     told = f"{_title(plugin)} raises {type(error).__name__}{doing}: {error}{place}"
@@ -172,7 +172,7 @@ def _complaint(plugin: Plugin, error: Exception, doing: str = "") -> str:
         return f"{told}. vLLM would start without it, or not at all"
     top = missing.name.partition(".")[0]
     if missing.name == "vllm.platforms" and "'current_platform'" in str(missing):
-        # Not one that is missing in this release, but one that is being made.
+        # The name exists in this release, but vLLM is just making the platform.
         return (
             f"{told}. vLLM has no platform yet while it imports the plugin for it, so nothing may be "
             "imported there that asks for one: import it in the functions that need it"
@@ -207,15 +207,15 @@ def _vllm_version() -> str:
 
 
 def _in_a_child(plugin: Plugin) -> dict[str, Any]:
-    """What `_explore` finds, in a child, so that this process stays as it is after loading."""
+    """Run `_explore` in a child, so that this process stays as it is after loading."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             os.close(reader)
-            with open(writer, "w", encoding="utf-8") as told:
-                json.dump(_explore(plugin), told)
+            with open(writer, "w", encoding="utf-8") as pipe:
+                json.dump(_explore(plugin), pipe)
             status = 0
         finally:
             os._exit(status)
@@ -232,7 +232,7 @@ def _in_a_child(plugin: Plugin) -> dict[str, Any]:
 
 
 def _explore(plugin: Plugin) -> dict[str, Any]:
-    """Initialise the registry and look which modules have classes of the plugin."""
+    """Initialise the registry, and find the modules with classes of the plugin."""
     core: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
     interface: Any = importlib.import_module("vllm.v1.kv_cache_interface")
     registry: Any = importlib.import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry
@@ -292,7 +292,7 @@ def _explore(plugin: Plugin) -> dict[str, Any]:
 
 
 def outlived(classes: Sequence[type[Any]]) -> list[str]:
-    """Notes on methods that override nothing and that neither vLLM nor the module they are in uses."""
+    """Notes on methods that override nothing and that neither vLLM nor their own module uses."""
     new = {
         (cls, name): f"{cls.__module__}:{name}"
         for cls in classes
@@ -323,7 +323,7 @@ def _family(root: type[Any]) -> Iterator[type[Any]]:
 
 
 def modules_defining(packages: Sequence[str], names: set[str]) -> list[str]:
-    """Modules of the packages with a class that derives, by name, from one of these; found by reading."""
+    """Modules of the packages whose source has a class that derives, by name, from one of these."""
     classes: dict[str, list[tuple[str, set[str]]]] = {}
     for package in packages:
         spec = importlib.util.find_spec(package)
@@ -347,7 +347,7 @@ def modules_defining(packages: Sequence[str], names: set[str]) -> list[str]:
 
 
 def _classes_in(path: Path) -> list[tuple[str, set[str]]]:
-    """Each class in a file, with the last parts of its bases' names."""
+    """Each class in a file, with the last part of the name of each base."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):

@@ -81,7 +81,7 @@ class Capacity(TypedDict):
 
     max_concurrency: float
     """How many requests of the longest length run at once."""
-    num_tokens: NotRequired[int]
+    num_tokens: NotRequired[int | float]
     """Tokens of that many requests."""
 
 

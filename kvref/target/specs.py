@@ -24,8 +24,8 @@ SpecFacts = TypedDict(
     {
         "class": str,
         "fields": dict[str, Json],
-        "page_size_bytes": int,
-        "unpadded_page_size_bytes": NotRequired[int | None],
+        "page_size_bytes": int | float,  # a law judges whether it is whole
+        "unpadded_page_size_bytes": NotRequired[int | float | None],
         "mro": NotRequired[list[str]],
     },
 )
@@ -119,7 +119,7 @@ class SpecsPart(Protocol):
 
     def max_memory(
         self, spec: SpecDescriptor, max_model_len: int, max_in_flight_tokens: int, max_encoder_tokens: int
-    ) -> int:
+    ) -> int | float:
         """`max_memory_usage_bytes` of the spec where the engine has these limits, all in tokens.
 
         `max_in_flight_tokens` may be scheduled and not yet confirmed computed.

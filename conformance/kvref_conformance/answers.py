@@ -76,7 +76,7 @@ _WANTED = _wanted()
 
 
 def problem(operation: str, answer: Any) -> str:
-    """What is wrong with an answer, which is plain data; nothing if laws and workloads can work with it."""
+    """What is wrong with an answer that is plain data, or "" if laws and workloads can work with it."""
     try:
         convert(answer, _WANTED.get(operation, Any))
     except ValidationError as error:
@@ -87,9 +87,9 @@ def problem(operation: str, answer: Any) -> str:
 
 
 def _in_words(operation: str, answer: Any, error: str) -> str:
-    """What msgspec says, with the value that it says it of."""
+    """The message of msgspec in plain words, with the value that is wrong."""
     what, _, path = error.partition(" - at ")
-    # The path does not name the keys of a mapping: then the whole mapping has to do.
+    # msgspec writes "[...]" for any key of a mapping, so we can only show the whole mapping.
     path, unnamed, rest = re.sub(r"`|\$\.?", "", path).partition("[...]")
     for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
         answer = answer[name or int(index)]

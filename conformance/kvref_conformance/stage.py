@@ -1,4 +1,4 @@
-"""Where the operations of an example are performed and recorded: in this process, or in pristine ones."""
+"""Perform and record the operations of an example, in this process or in pristine ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvref_conformance.results import Trace
 from kvref_conformance.session import Hosts, NotJudged, Session
 
 LONGEST_ANSWER = 16 * 1024 * 1024
-"""Characters that an answer may have when written as JSON."""
+"""The most characters of JSON that an answer may have."""
 
 
 class Died(Exception):
@@ -70,14 +70,14 @@ def checked(operation: str, outcome: Outcome) -> Outcome:
 
 
 class Stage:
-    """Performs the operations of one example and keeps what happened, run by run."""
+    """Performs the operations of one example and records their outcomes, run by run."""
 
     def __init__(self) -> None:
         self.runs: list[list[dict[str, Any]]] = [[]]
         self.flags: list[list[str]] = [[]]
 
     def perform(self, operation: str, /, **arguments: Any) -> Outcome:
-        # Results are compared with traces that went through JSON, so they do here too.
+        # Outcomes are compared with traces, which were JSON: so the arguments go through JSON as well.
         text = json.dumps(arguments)
         return self._note(operation, json.loads(text), self._perform(operation, text))
 
@@ -100,7 +100,7 @@ class Stage:
 
     @property
     def died(self) -> str:
-        """How the target's process ended at the last operation, if it did."""
+        """How the target's process ended during the last operation, or "" if it lives."""
         last = self.runs[-1][-1]["outcome"] if self.runs[-1] else {}
         return str(last.get("died", ""))
 
@@ -116,14 +116,15 @@ class Stage:
         """End the example."""
 
     def _perform(self, operation: str, arguments: str) -> Outcome:
-        """The arguments as JSON."""
+        """Perform an operation. `arguments` is JSON."""
         raise NotImplementedError
 
 
 class Journal:
-    """The operations of the current example, on disk before each is performed.
+    """A file with the operations of the current example, each written before it is performed.
 
-    What is in it when the process dies is what killed it. An empty line follows an operation that came back.
+    If the process dies, the operations in the file led to its death. An empty line follows an operation that
+    came back.
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,7 +135,7 @@ class Journal:
         os.lseek(self._file, 0, os.SEEK_SET)
 
     def note(self, operation: str, arguments: str) -> None:
-        """An operation that is about to be performed, with its arguments as JSON."""
+        """Write an operation that is about to be performed, with its arguments as JSON."""
         os.write(self._file, f'{{"op": {json.dumps(operation)}, "args": {arguments}}}\n'.encode())
 
     def came_back(self) -> None:
@@ -142,7 +143,7 @@ class Journal:
 
     @staticmethod
     def state(path: Path) -> tuple[bool, object]:
-        """Whether an operation is being performed, and something that differs after each."""
+        """Whether an operation is running, and a value that changes with each operation."""
         try:
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -154,7 +155,7 @@ class Journal:
 
     @staticmethod
     def read(path: Path) -> Trace | None:
-        """The trace of a dead process, or None when it had performed nothing."""
+        """The trace of a dead process, or None if it performed nothing."""
         if not path.exists():
             return None
         operations = [json.loads(line) for line in path.read_bytes().splitlines() if line]
@@ -162,7 +163,7 @@ class Journal:
 
 
 class LocalStage(Stage):
-    """Performs in this process, journalling each operation first."""
+    """Performs in this process, and writes each operation to the journal first."""
 
     def __init__(self, target: Asked, journal: Journal) -> None:
         super().__init__()
@@ -172,17 +173,17 @@ class LocalStage(Stage):
 
     def _perform(self, operation: str, arguments: str) -> Outcome:
         self._journal.note(operation, arguments)
-        # Its own copy: what a target does to its arguments does not change the trace.
+        # The target gets its own copy, so that it cannot change the trace.
         outcome = answer(self._target, operation, json.loads(arguments))
         self._journal.came_back()
         return outcome
 
 
 class SwiftStage(Stage):
-    """Performs in this process, and keeps what goes in and comes out as it is; for many operations a second.
+    """Performs in this process, and records arguments and answers without a copy: fast, and unchecked.
 
-    What a target does later to its arguments or answers shows in what was kept: whoever finds something here
-    looks again on another stage.
+    If the target changes an argument or an answer later, the record changes, too. So a failure that shows
+    here has to be confirmed on another stage.
     """
 
     def __init__(self, target: Asked) -> None:
@@ -194,12 +195,12 @@ class SwiftStage(Stage):
 
 
 class IsolatedStage(Stage):
-    """Performs in pristine processes forked from the hosts. Its journal only tells that it is alive."""
+    """Performs in pristine processes forked from the hosts. Its journal only shows that it is alive."""
 
     def __init__(
         self, hosts: Hosts, timeout: float, journal: Journal, measure: Measure | None = None
     ) -> None:
-        """With `measure`, which collects what the operations reach."""
+        """`measure` collects the lines that the operations reach."""
         super().__init__()
         self._measure = measure
         self._journal = journal

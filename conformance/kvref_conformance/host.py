@@ -258,7 +258,7 @@ def describe(target: Target) -> Message:
 
 
 def _checked(operation: str, value: Any) -> Any:
-    return checked(operation, {"value": value})["value"]
+    return checked(operation, {"value": value}).get("value")
 
 
 def _plain_capabilities(target: Target) -> Any:

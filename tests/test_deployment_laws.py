@@ -14,8 +14,8 @@ from kvref_conformance.laws.deployments import (
     workers_agree,
 )
 from kvref_conformance.laws.substitutes import substitute
+from kvref_conformance.processes.answers import problem
 from kvref_conformance.report.narrate import describe_operation, describe_outcome
-from kvref_conformance.running.exploring.stage import _is_answer
 
 Event = dict[str, Any]
 Spec = dict[str, Any]
@@ -420,21 +420,21 @@ def test_answers_that_the_laws_can_work_with() -> None:
         construct(32, 16)["outcome"]["value"],
         capacity(4, 400, 10),
     )
-    assert _is_answer("planner.workers", [plan(4, A)])
-    assert not _is_answer("planner.workers", plan(4, A))
-    assert not _is_answer("planner.workers", [{**plan(4, A), "num_blocks": "4"}])
-    assert _is_answer("planner.block_sizes", sizes)
+    assert not problem("planner.workers", [plan(4, A)])
+    assert problem("planner.workers", plan(4, A))
+    assert problem("planner.workers", [{**plan(4, A), "num_blocks": "4"}])
+    assert not problem("planner.block_sizes", sizes)
     for broken in ({"said": None}, {"said": [1]}, {"hash_block_size": "16"}, {"groups": [{}]}):
-        assert not _is_answer("planner.block_sizes", {**sizes, **broken})
-    assert _is_answer("planner.construct", made)
-    assert not _is_answer("planner.construct", {**made, "hash_block_size": {"x": "16"}})
-    assert not _is_answer("planner.construct", None)
-    assert _is_answer("planner.construct", {**made, "scheduler_block_size": None})
-    assert not _is_answer("planner.construct", {**made, "hash_block_size": None})
-    assert not _is_answer("planner.construct", {"hash_block_size": {}})
-    assert _is_answer("planner.capacity", told["outcome"]["value"])
+        assert problem("planner.block_sizes", {**sizes, **broken})
+    assert not problem("planner.construct", made)
+    assert problem("planner.construct", {**made, "hash_block_size": {"x": "16"}})
+    assert problem("planner.construct", None)
+    assert not problem("planner.construct", {**made, "scheduler_block_size": None})
+    assert problem("planner.construct", {**made, "hash_block_size": None})
+    assert problem("planner.construct", {"hash_block_size": {}})
+    assert not problem("planner.capacity", told["outcome"]["value"])
     for wrong in ({"told": {}}, {"told": {"worker": {}}}, {"blocks_per_request": []}, {"num_blocks": None}):
-        assert not _is_answer("planner.capacity", {**told["outcome"]["value"], **wrong})
+        assert problem("planner.capacity", {**told["outcome"]["value"], **wrong})
 
 
 def test_told() -> None:

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import pytest
 from conftest import TARGETS, Kvref
 
+from kvref_conformance.processes.answers import answer, problem
 from kvref_conformance.processes.session import NotJudged
-from kvref_conformance.running.exploring.stage import answer
 
 MERGE = ("--laws", "spec.merge-identity")
 ANSWERS = ("--laws", "target.answers")
@@ -93,7 +93,7 @@ def test_hangs_while_loading(kvref: Kvref, laws: tuple[str, ...]) -> None:
         ("with_odd_name", "is ['toy'], not a string"),
         ("with_long_version", "the version of"),
         ("with_odd_capabilities", "capabilities is {'devices': {1, 2}}, which is not plain data"),
-        ("with_odd_classes", "specs.classes() lists {'name': 'FullAttentionSpec'}, not what docs/targets.md"),
+        ("with_odd_classes", 'specs.classes answered [0]={"name": "FullAttentionSpec"}; `mro` is missing'),
         ("classes_hang", "it does not describe itself within 1 s"),
         ("classes_die", "its process ended describing itself (exit code 4)"),
         ("forks_hang", "no process could be forked from the target within 5 s"),
@@ -346,24 +346,6 @@ FACTS = {"class": "A", "fields": {}, "page_size_bytes": 1}
         ),
         ("specs.build", answering(LOOP), "not plain data (ValueError: Circular reference"),
         ("specs.build", answering(DEEP), "not plain data (RecursionError"),
-        (
-            "specs.build",
-            answering(None),
-            'answered {"value": null}, which is not what docs/targets.md asks for',
-        ),
-        ("specs.copy", answering({**FACTS, "fields": []}), "which is not what docs/targets.md asks for"),
-        (
-            "specs.merge",
-            answering({**FACTS, "page_size_bytes": "1"}),
-            "which is not what docs/targets.md asks",
-        ),
-        ("registry.define_spec", answering("KVCacheSpec"), "which is not what docs/targets.md asks for"),
-        ("registry.lookup", answering({"manager": None}), "which is not what docs/targets.md asks for"),
-        (
-            "registry.lookup",
-            answering({"manager": 1, "base": None}),
-            "which is not what docs/targets.md asks",
-        ),
         ("specs.build", raising(Untellable()), "specs.build raised an exception that cannot be told as text"),
         ("specs.missing", None, "target 'odd' has no operation 'specs.missing'"),
         ("nothing.build", answering(FACTS), "target 'odd' has no operation 'nothing.build'"),
@@ -377,6 +359,99 @@ def test_not_judged(operation: str, function: Any, words: str) -> None:
         answer(target, operation, {})
     assert words in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+ALLOCATION = {"added": [[4], [5, 0]], "needed": 2, "taken": [4, 5]}
+POOL = {"free": [1], "free_count": 1, "refs": [1, 0], "keys": {}, "found": {}}
+VIEW = {
+    "buffer": 0,
+    "offset": 0,
+    "axes": "BNC",
+    "shape": [2, 16, 8],
+    "strides": [256, 16, 2],
+    "itemsize": 2,
+    "device": "cpu",
+}
+
+
+def caches(**changed: Any) -> dict[str, Any]:
+    sizes = {"page_size_bytes": 256, "content_size_bytes": 256, "block_stride": 256}
+    return {
+        "num_blocks": 2,
+        "groups": [["a"]],
+        "buffers": [512],
+        "planned": 512,
+        "zero": True,
+        "layers": {"a": {"views": [{**VIEW, **changed}], **sizes}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("operation", "value", "words"),
+    [
+        ("specs.build", None, "null; a mapping is wanted"),
+        ("specs.copy", {**FACTS, "fields": []}, "fields=[]; a mapping is wanted"),
+        (
+            "specs.merge",
+            {**FACTS, "page_size_bytes": "1"},
+            'page_size_bytes="1"; a whole number or a number is wanted',
+        ),
+        ("specs.build", {"class": "A"}, '{"class": "A"}; `fields` is missing'),
+        ("specs.twins", {"equal": 1, "hashes_equal": True}, "equal=1; true or false is wanted"),
+        ("registry.define_spec", "KVCacheSpec", '"KVCacheSpec"; a list is wanted'),
+        ("registry.lookup", {"manager": None}, '{"manager": null}; `base` is missing'),
+        ("registry.lookup", {"manager": 1, "base": None}, "manager=1; a string or null is wanted"),
+        ("cache.allocate", {**ALLOCATION, "taken": 2}, "taken=2; a list is wanted"),
+        ("cache.allocate", {**ALLOCATION, "added": 2}, "added=2; a list or null is wanted"),
+        ("cache.allocate", {**ALLOCATION, "added": [[4], [5, "0"]]}, 'added[1][1]="0"; a whole number is'),
+        ("cache.allocate", {**ALLOCATION, "needed": 1.5}, "needed=1.5; a whole number is wanted"),
+        (
+            "cache.take_events",
+            [{"what": "lost", "hashes": []}],
+            "[0].what=\"lost\"; Invalid enum value 'lost'",
+        ),
+        ("pool.state", {**POOL, "keys": {"1": [7]}}, 'keys={"1": [7]}; a string is wanted at [...][0]'),
+        ("pool.usage", "all", '"all"; a number is wanted'),
+        ("tensors.read", "0g", '"0g"; bytes in hexadecimal are wanted'),
+        ("tensors.read", "", '""; bytes in hexadecimal are wanted'),
+        ("tensors.compare_slots", [[0, 1, 2]], "[0]=[0, 1, 2]; a list of length 2 is wanted"),
+        (
+            "tensors.allocate",
+            caches(buffer=1),
+            "layers.a.views[0].buffer=1; the number of one of",
+        ),
+        ("tensors.allocate", caches(axes="BBC"), 'layers.a.views[0].axes="BBC"; exactly one B is wanted'),
+        ("tensors.allocate", caches(shape=[2]), "layers.a.views[0].shape=[2]; a number for each of the axes"),
+        (
+            "planner.capacity",
+            {"num_blocks": 2, "blocks_per_request": [1], "told": {}},
+            "told={}; what at least one worker or scheduler reports is wanted",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_answer(operation: str, value: Any, words: str) -> None:
+    """The message names the operation, the field with its value, and what was wanted."""
+    part, _, name = operation.partition(".")
+    target: Any = SimpleNamespace(**{"name": "odd", part: SimpleNamespace(**{name: answering(value)})})
+    with pytest.raises(NotJudged) as caught:
+        answer(target, operation, {})
+    assert str(caught.value).startswith(f"{operation} answered {words}")
+    assert str(caught.value).endswith(" (see docs/targets.md)")
+
+
+@pytest.mark.parametrize(
+    ("operation", "value"),
+    [
+        ("cache.allocate", {**ALLOCATION, "more": "than the protocol has"}),
+        ("cache.free", "a word too many"),
+        ("specs.uniform", "a law judges this"),
+        ("specs.build", {**FACTS, "page_size_bytes": 1.5}),
+        ("specs.own", object),
+        ("tensors.allocate", caches()),
+    ],
+)
+def test_answers_that_are_let_through(operation: str, value: Any) -> None:
+    assert problem(operation, value) == ""
 
 
 @pytest.mark.parametrize(

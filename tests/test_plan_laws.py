@@ -15,8 +15,8 @@ from kvref_conformance.laws.plan import (
     tensors_cover,
     unregistered_refused,
 )
+from kvref_conformance.processes.answers import problem
 from kvref_conformance.report.narrate import describe_operation, describe_outcome
-from kvref_conformance.running.exploring.stage import _is_answer
 
 Event = dict[str, Any]
 Spec = dict[str, Any]
@@ -282,14 +282,14 @@ def test_what_died_is_for_another_law() -> None:
 
 def test_answers_that_the_laws_can_work_with() -> None:
     sized = stored(group(a=A), a=place())["outcome"]["value"]
-    assert _is_answer("planner.groups", APART["value"])
-    assert _is_answer("planner.one_group", TOGETHER["value"])
-    assert _is_answer("planner.config", sized)
-    assert not _is_answer("planner.config", APART["value"])
+    assert not problem("planner.groups", APART["value"])
+    assert not problem("planner.one_group", TOGETHER["value"])
+    assert not problem("planner.config", sized)
+    assert problem("planner.config", APART["value"])
     for broken in ({"storage": {"a": {}}}, {"tensors": ["1"]}, {"num_blocks": None}):
-        assert not _is_answer("planner.config", {**sized, **broken})
+        assert problem("planner.config", {**sized, **broken})
     for broken in ({"groups": [{}]}, {"groups": [{"layers": [{}], "manager": None}]}, {"given": {"a": 1}}):
-        assert not _is_answer("planner.groups", {**APART["value"], **broken})
+        assert problem("planner.groups", {**APART["value"], **broken})
 
 
 def test_told() -> None:

@@ -16,9 +16,9 @@ from kvref_conformance.laws.pool import (
     reset,
     reuse_order,
 )
+from kvref_conformance.processes.answers import problem
 from kvref_conformance.processes.host import parts
 from kvref_conformance.report.narrate import describe_operation, narrate
-from kvref_conformance.running.exploring.stage import _is_answer
 from kvref_conformance.targets.faults import FAULTS
 from kvref_conformance.targets.reference.pool import CURRENT
 from kvref_conformance.targets.reference.target import ReferenceTarget
@@ -407,7 +407,7 @@ def test_the_reference_does_what_the_protocol_says() -> None:
     def ask(op: str, **arguments: Any) -> Any:
         outcome = perform(target, f"pool.{op}", arguments)
         assert "value" in outcome, outcome
-        assert _is_answer(f"pool.{op}", outcome["value"])
+        assert not problem(f"pool.{op}", outcome["value"])
         return outcome["value"]
 
     made = {"num_blocks": 4, "enable_caching": True, "block_size": 2, "hash_block_size": 1}
@@ -465,7 +465,7 @@ def disorder_in(created: Event, told: dict[str, Any]) -> str:
     ],
 )
 def test_other_answers_cannot_be_judged(op: str, value: Any) -> None:
-    assert not _is_answer(f"pool.{op}", value)
+    assert problem(f"pool.{op}", value)
 
 
 def test_a_target_need_not_have_a_pool() -> None:

@@ -16,7 +16,7 @@ from kvref_conformance.laws.sharing import (
     no_cost,
     order_free,
 )
-from kvref_conformance.running.exploring.stage import _is_answer
+from kvref_conformance.processes.answers import problem
 from kvref_conformance.targets.faults import FAULTS
 from kvref_conformance.targets.reference.target import ReferenceTarget
 from kvref_strategies.catalogue import WORKLOADS
@@ -390,9 +390,9 @@ def test_answers_have_the_shape_that_the_protocol_asks_for() -> None:
     asked = {"groups": GROUPS, "sharing": pairs(CHAIN), "times": 2}
     answered = perform(ReferenceTarget(), "sharing.join", asked)
     assert answered == {"value": {"groups": [["a", "x", "y"], ["b", "c", "z"]]}}
-    assert _is_answer("sharing.join", answered["value"])
+    assert not problem("sharing.join", answered["value"])
     for wrong in (None, [], {}, {"groups": None}, {"groups": ["a"]}, {"groups": [[1]]}, {"groups": [None]}):
-        assert not _is_answer("sharing.join", wrong)
+        assert problem("sharing.join", wrong)
 
 
 def test_every_law_is_fed_and_has_a_fault() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kvref.target import perform
 from kvref_conformance.laws import LAWS, LawBroken
-from kvref_conformance.running.exploring.stage import _is_answer
+from kvref_conformance.processes.answers import problem
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 FIELDS = {"block_size": 4, "num_kv_heads": 2, "head_size": 2, "dtype": "torch.float16"}
@@ -154,7 +154,7 @@ def test_answers_are_looked_at_first() -> None:
     """What laws could not work with is told to whoever wrote the target."""
     allocation, registration = registered(FULL, WINDOW, layout="LKBNHC")
     for told in (allocation, registration):
-        assert _is_answer(told["op"], told["outcome"]["value"])
+        assert not problem(told["op"], told["outcome"]["value"])
     made, canonical = allocation["outcome"]["value"], registration["outcome"]["value"]
     layer = made["layers"]["layer.0"]
     for wrong in (
@@ -166,16 +166,16 @@ def test_answers_are_looked_at_first() -> None:
         {"layers": {"layer.0": {**layer, "views": [{**layer["views"][0], "axes": "KBHN"}]}}},
         {"layers": {"layer.0": {**layer, "views": [{**layer["views"][0], "buffer": 7}]}}},
     ):
-        assert not _is_answer("tensors.allocate", {**made, **wrong})
+        assert problem("tensors.allocate", {**made, **wrong})
     for wrong in (
         {"tensors": [{**canonical["tensors"][0], "strides": []}]},
         {"tensors": [{**canonical["tensors"][0], "dtype": 8}]},
         {"groups": [[0]]},
         {"groups": [[{"tensor": "0", "page_size_bytes": 1}]]},
     ):
-        assert not _is_answer("canonical.register", {**canonical, **wrong})
-    assert _is_answer("tensors.read", "00ff")
-    assert not any(_is_answer("canonical.write", value) for value in ("", "0", "0g", None, 7))
+        assert problem("canonical.register", {**canonical, **wrong})
+    assert not problem("tensors.read", "00ff")
+    assert all(problem("canonical.write", value) for value in ("", "0", "0g", None, 7))
 
 
 def registered(*specs: Any, **how: Any) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ class Capacity(TypedDict):
 
     max_concurrency: float
     """How many requests of `max_model_len` tokens can run at once."""
-    num_tokens: NotRequired[int]
+    num_tokens: NotRequired[int | float]
     """The tokens of that many requests."""
 
 

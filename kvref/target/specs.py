@@ -23,8 +23,8 @@ SpecFacts = TypedDict(
     {
         "class": str,
         "fields": dict[str, Json],
-        "page_size_bytes": int,
-        "unpadded_page_size_bytes": NotRequired[int | None],
+        "page_size_bytes": int | float,  # a law judges whether it is whole
+        "unpadded_page_size_bytes": NotRequired[int | float | None],
         "mro": NotRequired[list[str]],
     },
 )
@@ -128,7 +128,7 @@ class SpecsPart(Protocol):
 
     def max_memory(
         self, spec: SpecDescriptor, max_model_len: int, max_in_flight_tokens: int, max_encoder_tokens: int
-    ) -> int:
+    ) -> int | float:
         """Return `max_memory_usage_bytes` of the spec under these limits of an engine, all in tokens.
 
         Args:

@@ -19,9 +19,9 @@ from listed import CACHE, PLANS, listed
 from lockstep import Deviation, Lockstep, Parted, Perform, Plans
 from running import PYTHON
 
+from kvref_conformance.processes.answers import answer
 from kvref_conformance.processes.launch import Worker, running_hosts
 from kvref_conformance.processes.session import Session
-from kvref_conformance.running.exploring.stage import answer
 from kvref_conformance.targets.reference.target import ReferenceTarget
 from kvref_strategies import caches, models
 from kvref_strategies.engine import CHOICES, Engine

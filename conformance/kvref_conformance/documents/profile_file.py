@@ -1,4 +1,4 @@
-"""Find and read the file of a profile, and see that it has the shape of one."""
+"""Find and read the file of a profile, and check it against the schema."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ TABLE = ("tool", "kvref")
 """Where a profile is in `pyproject.toml`."""
 
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
-"""Of one of several profiles in a file."""
+"""What the name of a profile may be, where a file has several."""
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be used; a paragraph for each problem, with its place in the file."""
+    """A profile that cannot be used. The message has a paragraph for each problem, with its line."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with what is at `path` in a profile."""
+    """What is wrong with the value at `path` in a profile."""
 
     path: tuple[str | int, ...]
     text: str
@@ -39,7 +39,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Source:
-    """A file and a profile in it, or all that are, dates written as strings."""
+    """A file and the profile in it, or all its profiles. Dates are strings."""
 
     path: Path
     toml: Toml
@@ -48,11 +48,11 @@ class Source:
 
     @property
     def names(self) -> list[str]:
-        """Names of the profiles, if there are several in the file."""
+        """Names of the profiles, if the file has several."""
         return list(self.document.get("targets", ()))
 
     def named(self, name: str) -> Source:
-        """One of several."""
+        """One of several profiles, by its name."""
         return replace(self, root=(*self.root, "targets", name), document=self.document["targets"][name])
 
     def line(self, path: tuple[str | int, ...]) -> int:
@@ -62,20 +62,20 @@ class Source:
         return f"{self.path}:{self.line(path)}"
 
     def refuse(self, problems: Iterable[Problem]) -> None:
-        """Raise `ProfileError` if there is any problem; tell them in the order of the lines."""
-        told = []
+        """Raise `ProfileError` if there is any problem. It lists them by line."""
+        found = []
         for problem in problems:
             line = self.line(problem.path)
             where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in problem.path)
-            told.append(
+            found.append(
                 (line, f"{self.path}:{line}: {where[1:]}: {problem.text}\n    {self.toml.text(line)}")
             )
-        if told:
-            raise ProfileError("\n".join(paragraph for _, paragraph in sorted(told)))
+        if found:
+            raise ProfileError("\n".join(paragraph for _, paragraph in sorted(found)))
 
 
 def find(folder: Path) -> Path | None:
-    """The file in a folder that has its profile, if any: `kvref.toml`, or else `pyproject.toml`."""
+    """The file in a folder that has a profile: `kvref.toml`, else `pyproject.toml`, else None."""
     own, project = folder / FILE, folder / PYPROJECT
     if own.is_file():
         return own
@@ -83,7 +83,7 @@ def find(folder: Path) -> Path | None:
 
 
 def read(path: Path) -> Source:
-    """Read the profile in a file. Raises `ProfileError` if there is none, or its shape is wrong."""
+    """Read the profile in a file. Raises `ProfileError` if there is none or it does not fit the schema."""
     toml = _parse(path)
     root = TABLE if path.name == PYPROJECT else ()
     document = toml.document
@@ -97,13 +97,13 @@ def read(path: Path) -> Source:
 
 
 def meant(name: str, options: Iterable[str]) -> str:
-    """What may have been meant by a name that is none of the options, to be put behind a message."""
+    """A hint at the option that is close to a wrong name, to append to a message; or nothing."""
     close = difflib.get_close_matches(name, list(options), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def problems_of(value: Any, form: dict[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
-    """What keeps a value from following a JSON Schema."""
+    """Where a value does not fit a JSON Schema."""
     for error in Draft202012Validator(form).iter_errors(value):
         place = (*path, *error.absolute_path)
         match error.validator:
@@ -113,11 +113,11 @@ def problems_of(value: Any, form: dict[str, Any], path: tuple[str | int, ...]) -
                     if key not in options:
                         yield Problem((*place, key), f"unknown key{meant(key, options)}")
             case "required":
-                # One error for each, which names it in its message alone.
+                # There is an error for each missing key, and only its message names the key.
                 missing = [key for key in error.validator_value if error.message.startswith(repr(key))]
                 yield Problem(place, f"{missing[0]!r} is missing")
             case _:
-                yield Problem(place, _asked(error))
+                yield Problem(place, _wanted(error))
 
 
 def _misshapen(document: dict[str, Any]) -> Iterator[Problem]:
@@ -145,8 +145,8 @@ _KINDS = {
 }
 
 
-def _asked(error: ValidationError) -> str:
-    """What a value that has the wrong shape should be."""
+def _wanted(error: ValidationError) -> str:
+    """What the schema wants instead of a value."""
     form: Any = error.schema
     match error.validator:
         case "type":
@@ -178,7 +178,7 @@ def _parse(path: Path) -> Toml:
 
 
 def _with_dates_written(value: Any) -> Any:
-    """JSON has no dates."""
+    """The value with dates as strings, since JSON has no dates."""
     match value:
         case dict():
             return {key: _with_dates_written(item) for key, item in value.items()}

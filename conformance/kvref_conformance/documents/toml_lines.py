@@ -1,4 +1,8 @@
-"""TOML that remembers which line says what, so that an error can point at it."""
+"""TOML that knows the line of each value, so that an error can point at it.
+
+No library does this with less code: tomlkit keeps the text but no positions, and it puts tables that are
+written apart, such as two `[[known]]` with another table between them, next to each other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ Path = Sequence[str | int]
 
 
 class TomlError(ValueError):
-    """A text is not TOML, because of the line `text`, number `line`."""
+    """A text is not TOML. `text` is the line with the problem, `line` its number."""
 
     def __init__(self, line: int, text: str, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
@@ -26,9 +30,9 @@ class TomlError(ValueError):
 class Toml:
     """A parsed text.
 
-    The parser of the standard library tells no positions. But a text cut after a statement is a text again,
-    so the line of a value is found by looking for the shortest piece that has it: whatever TOML allows, the
-    parser itself has the say.
+    The parser of the standard library gives no positions. But a text that is cut after a statement is still
+    TOML, so we search for the shortest beginning of the text that has the value. The parser itself decides
+    what a statement is.
     """
 
     def __init__(self, text: str) -> None:
@@ -42,7 +46,7 @@ class Toml:
             raise TomlError(line, self.text(line), problem) from error
 
     def line(self, path: Path) -> int:
-        """Number of the line where the value begins to be given, or else the nearest table around it."""
+        """The number of the line where the value begins, or if there is none, the table around it."""
         while path and not _has(self.document, path):
             path = path[:-1]
         firsts, lasts = self._statements
@@ -50,12 +54,12 @@ class Toml:
         return firsts[place]
 
     def text(self, line: int) -> str:
-        """The line, without what surrounds it."""
+        """The line with this number, without the space around it."""
         return self._lines[line - 1].strip()
 
     @functools.cached_property
     def _statements(self) -> tuple[list[int], list[int]]:
-        """First and last lines of the statements; an empty line and a comment count as one."""
+        """First and last lines of the statements. An empty line or a comment is a statement, too."""
         firsts, lasts, first = [], [], 1
         for last in range(1, len(self._lines) + 1):
             try:

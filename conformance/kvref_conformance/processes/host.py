@@ -25,28 +25,14 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvref.target import (
-    BenchPart,
-    CachePart,
-    CanonicalPart,
-    ConnectorPart,
-    DriftPart,
-    HashingPart,
-    PlannerPart,
-    PoolPart,
-    RegistryPart,
-    SharingPart,
-    SpecsPart,
-    Target,
-    TensorsPart,
-)
+from kvref.target import Target
+from kvref_conformance.processes.answers import PARTS, answer, checked, operations_of
 from kvref_conformance.processes.channel import Channel, Message
 from kvref_conformance.processes.exit_codes import how_it_ended
 from kvref_conformance.processes.huge_pages import use_huge_pages
 from kvref_conformance.processes.line_tracer import Measure, Measured
 from kvref_conformance.processes.names import named
 from kvref_conformance.processes.session import NotJudged, kill_group
-from kvref_conformance.running.exploring.stage import answer
 from kvref_conformance.targets import TargetRefused, load_target
 from kvref_conformance.targets.own import find, own_of
 
@@ -55,20 +41,6 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 _ORDERLY_END = 86  # exit code of a child whose work is done; 0 may be an operation's `os._exit(0)`
 _LONGEST_NAME = 100
-_PARTS = {
-    "specs": SpecsPart,
-    "registry": RegistryPart,
-    "drift": DriftPart,
-    "planner": PlannerPart,
-    "hashing": HashingPart,
-    "pool": PoolPart,
-    "cache": CachePart,
-    "sharing": SharingPart,
-    "tensors": TensorsPart,
-    "canonical": CanonicalPart,
-    "connector": ConnectorPart,
-    "bench": BenchPart,
-}
 
 
 def serve(config: dict[str, Any]) -> NoReturn:
@@ -255,10 +227,10 @@ def _flush() -> None:
 
 
 def describe(target: Target) -> Message:
-    """What the runner and the strategies need to know of a target, as plain data, but for its threads.
+    """What the runner and the strategies need to know of a target, as plain data, without its threads.
 
     Raises:
-        NotJudged: the target does not tell, or tells what cannot be worked with.
+        NotJudged: the target does not describe itself, or not in the way that the protocol asks for.
     """
     specs, registry = getattr(target, "specs", None), getattr(target, "registry", None)
     for attribute in ("name", "version"):
@@ -268,48 +240,32 @@ def describe(target: Target) -> Message:
                 f"the {attribute} of {type(target).__name__!r}, which the factory gave, is {_short(text)}, "
                 f"not a string of 1 to {_LONGEST_NAME} printable characters"
             )
-    told = {
+    return {
         "name": target.name,
         "version": target.version,
-        "capabilities": _plain(getattr(target, "capabilities", None), dict, "capabilities"),
+        "capabilities": _plain_capabilities(target),
         "parts": parts(target),
-        "classes": _plain(specs.classes(), list, "specs.classes()") if specs is not None else [],
-        "managers": _plain(registry.managers(), list, "registry.managers()") if registry is not None else [],
+        "classes": _checked("specs.classes", specs.classes()) if specs is not None else [],
+        "managers": _checked("registry.managers", registry.managers()) if registry is not None else [],
         "environment": {"python": platform.python_version(), "torch": _torch_version()},
         "devices": _devices(),
         "plugin": getattr(target, "plugin", None),
         "setup": getattr(target, "setup", None),
     }
-    for info in told["classes"]:
-        if not _is_class_info(info):
-            raise NotJudged(f"specs.classes() lists {_short(info)}, not what docs/targets.md asks for")
-    for name in told["managers"]:
-        if not isinstance(name, str):
-            raise NotJudged(f"registry.managers() lists {_short(name)}, which is no name")
-    return told
 
 
-def _plain(value: Any, kind: type, what: str) -> Any:
-    """The value after a journey through JSON, when it is plain data of this kind."""
+def _checked(operation: str, value: Any) -> Any:
+    return checked(operation, {"value": value}).get("value")
+
+
+def _plain_capabilities(target: Target) -> Any:
+    capabilities: Any = getattr(target, "capabilities", None)
     try:
-        plain = json.loads(json.dumps(dict(value) if kind is dict else value, allow_nan=False))
+        return json.loads(json.dumps(dict(capabilities), allow_nan=False))
     except Exception as error:
-        raise NotJudged(f"{what} is {_short(value)}, which is not plain data ({error})") from error
-    if not isinstance(plain, kind):
-        raise NotJudged(f"{what} is {_short(value)}, which is no {kind.__name__}")
-    return plain
-
-
-def _is_class_info(info: Any) -> bool:
-    return (
-        isinstance(info, dict)
-        and isinstance(info.get("name"), str)
-        and isinstance(info.get("mro"), list)
-        and all(isinstance(name, str) for name in info["mro"])
-        and isinstance(info.get("fields"), list)
-        and all(isinstance(field, dict) and isinstance(field.get("name"), str) for field in info["fields"])
-        and info.get("role") in ("layer", "base", "composite")
-    )
+        raise NotJudged(
+            f"capabilities is {_short(capabilities)}, which is not plain data ({error})"
+        ) from error
 
 
 def _short(value: object) -> str:
@@ -323,11 +279,10 @@ def _short(value: object) -> str:
 def parts(target: Target) -> list[str]:
     """The parts of the target, each followed by those operations of the protocol that it has."""
     found = []
-    for part, protocol in _PARTS.items():
+    for part in PARTS:
         offered = getattr(target, part, None)
         if offered is not None:
-            names = [name for name in vars(protocol) if not name.startswith("_")]
-            found += [part, *(f"{part}.{name}" for name in names if hasattr(offered, name))]
+            found += [part, *(f"{part}.{name}" for name in operations_of(part) if hasattr(offered, name))]
     return found
 
 

@@ -24,7 +24,13 @@ from kvref_conformance.processes.session import NotJudged, Tail, end_of, kill_gr
 from kvref_conformance.targets import is_external
 
 OWN_PACKAGES = ("kvref", "kvref_conformance", "kvref_strategies")
-LENT_PACKAGES = ("hypothesis", "_hypothesis_globals", "_hypothesis_ftz_detector", "sortedcontainers")
+LENT_PACKAGES = (
+    "hypothesis",
+    "_hypothesis_globals",
+    "_hypothesis_ftz_detector",
+    "msgspec",
+    "sortedcontainers",
+)
 MEASURING_PACKAGES = ("coverage",)
 SYMBOLIC_PACKAGES = (
     "hypothesis_crosshair_provider",

@@ -586,8 +586,8 @@ def test_render_laws() -> None:
         ),
         (op("specs.merge", specs=[FULL, FULL]), "merge [FullAttentionSpec(block_size=16), the same]"),
         (op("specs.merge", specs=[]), "merge []"),
-        (op("registry.define_spec", name="A", bases=["B", "C"]), "class A(B, C)"),
-        (op("registry.define_manager", name="M", base="N"), "class M(N)"),
+        (op("registry.define_spec", name="A", bases=["B", "C"]), "define class A(B, C)"),
+        (op("registry.define_manager", name="M", base="N"), "define class M(N)"),
         (op("registry.initialise"), "initialise the registry, as an engine does at start"),
         (
             op("registry.install_hook", registrations=[{"spec_class": "A", "manager": "M", "base": "B"}]),
@@ -670,7 +670,7 @@ def test_outcomes_are_told(outcome: dict[str, Any], told: str) -> None:
 
 def test_built_specs_are_referred_to() -> None:
     one = {"flags": [], "operations": [op("specs.build", spec=FULL), op("specs.merge", specs=[FULL, MLA])]}
-    assert list(narrate([one]))[1].startswith("merge [that, MLAAttentionSpec(")
+    assert list(narrate([one]))[1].startswith("merge [the spec, MLAAttentionSpec(")
     two = {"flags": [], "operations": [op("specs.build", spec=FULL), op("specs.build", spec=MLA)]}
     two["operations"].append(op("specs.merge", specs=[MLA, MLA, FULL]))
     lines = list(narrate([two]))
@@ -700,7 +700,7 @@ def test_events_are_told_with_what_they_answered() -> None:
     ]
     assert list(narrate([{"flags": [], "operations": events}])) == [
         "build FullAttentionSpec(block_size=16)",
-        "merge [that]  -> FullAttentionSpec(block_size=16), 64 bytes a page",
+        "merge [the spec]  -> FullAttentionSpec(block_size=16), 64 bytes a page",
     ]
 
 

@@ -273,8 +273,10 @@ def describe_answer(op: Mapping[str, Any]) -> str:
             return _tables(tables)
         case {"op": "pool.get_new_blocks" | "connector.take", "outcome": {"value": [*blocks]}}:
             return _blocks(blocks)
+        case {"op": "pool.lookup", "outcome": {"value": None | [*_] as blocks}}:
+            return f"cached in {_blocks(blocks)}" if blocks else "not cached"
         case {"op": "cache.reset" | "pool.reset", "outcome": {"value": bool(reset)}}:
-            return "done" if reset else "refused: a block is still referenced"
+            return "reset" if reset else "refused: a block is still referenced"
     return describe_outcome(op["outcome"])
 
 

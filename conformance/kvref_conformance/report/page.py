@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -24,7 +25,7 @@ from kvref_conformance.report.text import visible, visible_lines
 from kvref_conformance.report.timeline import COLUMN, KINDS, Run, run_of
 from kvref_conformance.results import Level, Reached, Result, Row, Status
 
-_ROOM_FOR_FINDINGS = 1_100_000
+_ROOM_FOR_FINDINGS = 1_000_000
 _ROOM_FOR_LAWS = 350_000
 _ROOM_FOR_VERSIONS = 150_000
 _ROOM_FOR_LINES = 40_000
@@ -37,7 +38,7 @@ _LONGEST_PROGRAM = 100_000
 _MOST_RUNS = 4
 _MOST_FILES = 100
 _MOST_VERSIONS = 20
-_MOST_AREAS = 50
+_MOST_AREAS = 40
 _MOST_FACTS = 50
 
 T = TypeVar("T")
@@ -219,9 +220,14 @@ class Share:
 class Area:
     """An area in the overview."""
 
-    name: str
+    name: Name
     rows: int
     shares: Sequence[Share]
+
+    @property
+    def fragment(self) -> str:
+        """For a link that chooses the area."""
+        return f"area={quote(shown(self.name, _LONGEST_NAME), safe='')}"
 
 
 @dataclass(frozen=True)
@@ -338,7 +344,7 @@ def _areas(result: Result) -> list[Area]:
     areas: dict[str, list[Row]] = {}
     for row in result.rows:
         areas.setdefault(_area(row.law), []).append(row)
-    return [Area(name, len(rows), [*_shares(rows)]) for name, rows in [*areas.items()][:_MOST_AREAS]]
+    return [Area(Name(name), len(rows), [*_shares(rows)]) for name, rows in [*areas.items()][:_MOST_AREAS]]
 
 
 def _shares(rows: Sequence[Row]) -> Iterator[Share]:

@@ -198,12 +198,13 @@ def _lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _answer(event: Mapping[str, Any]) -> str:
-    if event.get("outcome", {"value": None}) == {"value": None}:
+    if "outcome" not in event:
         return ""
     try:
-        return describe_answer(event)
+        answer = describe_answer(event)
     except Exception:  # the answer only looks like one that has a sentence
         return repr(event["outcome"])
+    return "" if answer == "done" else answer
 
 
 def _states(operations: Sequence[Mapping[str, Any]]) -> dict[int, State]:

@@ -95,8 +95,7 @@
       for (const box of boxes) box.checked = !states || states.includes(box.value);
     }
     show();
-    const target = hash && !hash.includes("=") ? byId(decodeURIComponent(hash)) : null;
-    const story = target?.querySelector("details.story");
+    const story = /^finding-\d+$/.test(hash) ? byId(hash)?.querySelector(".story") : null;
     if (story) story.open = true;
   };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import re
 import time
 from collections.abc import Iterator
@@ -297,7 +298,7 @@ def test_headings_are_in_order() -> None:
     parsed = harmless(page(result(row, known)))
     levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
 def test_processes_are_told_apart() -> None:

@@ -474,7 +474,7 @@ def test_junit_tells_what_the_verdict_tells(tmp_path: Path) -> None:
     (failure,) = failed
     assert failure.tag == "failure"
     assert failure.get("message") == "expected merge([s]) == s; observed alignment is None, was 576"
-    assert "merge [that]" in (failure.text or "")
+    assert "merge [the spec]" in (failure.text or "")
     (reported,) = cases["spec.refusals", "MLAAttentionSpec"]
     assert reported.tag == "system-out"
     assert "--strict" in (reported.text or "")
@@ -500,7 +500,7 @@ spec.merge-identity [MLAAttentionSpec: alignment]  SAFETY  broken
   observed  alignment is None, was 576
   build MLAAttentionSpec(block_size=16, num_kv_heads=1, dtype=float16,
       alignment=576)
-  merge [that]
+  merge [the spec]
   program   out/repro/spec.merge-identity-{merge}.py
 
 spec.refusals [MLAAttentionSpec]  robustness  broken (counts only with
@@ -509,7 +509,7 @@ spec.refusals [MLAAttentionSpec]  robustness  broken (counts only with
   remark    no such refusal is in the plan either
   build MLAAttentionSpec(block_size=16, num_kv_heads=1, dtype=float16,
       alignment=576)
-  merge [that]
+  merge [the spec]
   program   out/repro/spec.refusals-{refusals}.py
 
 incomplete  registry.order-free [registry]

@@ -393,21 +393,25 @@ def _fitting(
 ) -> tuple[list[Markup], int]:
     """Each item in the first of its forms that fits, the longest first; then how many items are left out.
 
-    A quarter of the room is kept for the shortest form. No item takes more than an eighth.
+    A quarter of the room is kept for the shortest form. No item takes more than an eighth. A form that there
+    was no room for is not tried again: what is left out is left out from there on.
     """
     fitting: list[Markup] = []
     reserve, most = room // 4, room // 8
     left = [*items]
+    tried = [*forms]
     for item in left:
-        for form in forms:
-            free = min(most, room - (reserve if form is not forms[-1] else 0))
+        for form in [*tried]:
+            free = room - (reserve if form is not forms[-1] else 0)
             text = form(item) if free > 0 else Markup("")
             size = len(text.encode("utf-8", "backslashreplace"))
-            if 0 < size <= free:
+            if 0 < size <= min(most, free):
                 fitting.append(text)
                 room -= size
                 break
-        else:
+            if size == 0 or size > free:
+                tried.remove(form)
+        if not tried:
             break
     return fitting, len(left) - len(fitting)
 

@@ -456,7 +456,7 @@ def test_told() -> None:
         hash_block_size=16,
     )
     assert describe_operation(made) == (
-        f"make a cache manager for the layers {told}, caching on, "
+        f"create a cache manager for the layers {told}, caching on, "
         "with scheduler_block_size=32, hash_block_size=16"
     )
     alike = answer("planner.one_group", None, layers=layers)
@@ -465,8 +465,8 @@ def test_told() -> None:
     assert describe_operation(report) == (
         f"report the capacity of a plan of {told} with memory=9, its groups listed backwards"
     )
-    assert describe_operation(put("A", "B")) == "put B in the place of A"
-    assert describe_operation(put("A", None)) == "undo what stands in the place of A"
+    assert describe_operation(put("A", "B")) == "substitute B for A"
+    assert describe_operation(put("A", None)) == "undo the substitute for A"
     assert describe_outcome(resolved(32, 16, "a line")["outcome"]).endswith(
         "scheduler blocks of 32, hashed every 16; said: a line"
     )

@@ -233,4 +233,6 @@ def test_kinds_that_a_target_does_not_take_are_left_out() -> None:
 def test_narration() -> None:
     told = describe_operation(hashes(content(salt="a"), "h"))
     assert told == f"hash every 4 tokens of a request with tokens {PROMPT}, salt 'a'"
-    assert describe_operation(keys(content(), 8)).startswith("the keys of blocks of 8 tokens of a request, ")
+    assert describe_operation(keys(content(), 8)).startswith(
+        "compute the keys of blocks of 8 tokens of a request, "
+    )

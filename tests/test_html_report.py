@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import re
 import time
 from collections.abc import Iterator
@@ -26,7 +27,28 @@ MOST = 2_000_000
 VOID = {"meta", "input", "br", "line", "rect"}
 TAGS = VOID | {
     *("html", "head", "title", "style", "body", "header", "main", "section", "article", "form", "script"),
-    *("h1", "h2", "h3", "h4", "p", "span", "code", "pre", "a", "ul", "ol", "li", "dl", "dt", "dd", "div"),
+    *(
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "p",
+        "nav",
+        "caption",
+        "ins",
+        "span",
+        "code",
+        "pre",
+        "a",
+        "ul",
+        "ol",
+        "li",
+        "dl",
+        "dt",
+        "dd",
+        "div",
+    ),
     *("table", "thead", "tbody", "tr", "th", "td", "details", "summary", "figure", "figcaption", "meter"),
     *("svg", "g", "text", "select", "option", "fieldset", "legend", "label", "output", "button"),
 }
@@ -68,7 +90,7 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self._open.append(tag)
-        if tag in ("dt", "dd", "td", "th", "li", "p", "div"):
+        if tag in ("dt", "dd", "td", "th", "li", "p", "div", "h2", "h3", "h4", "h5", "caption"):
             self.shown.append(" ")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -105,7 +127,8 @@ def harmless(content: bytes) -> Page:
             if name in attributes:
                 assert (tag, name) == ("a", "href")
                 assert re.fullmatch(
-                    r"(traces|repro)/[A-Za-z0-9_][A-Za-z0-9._-]*|coverage\.md", attributes["href"] or ""
+                    r"(traces|repro)/[A-Za-z0-9_][A-Za-z0-9._-]*|coverage\.md|#[a-z]+(=[A-Za-z0-9%._/~-]*)?",
+                    attributes["href"] or "",
                 )
     text = content.decode("utf-8")
     assert not [char for char in text if not char.isprintable() and char != "\n"]
@@ -122,7 +145,7 @@ def state(free: list[int], refs: list[int], tables: dict[str, list[list[int]]]) 
 
 EVENTS = [
     op("cache.create", {"null": 0, "reserved": []}, num_blocks=4),
-    op("cache.allocate", {"added": [[1, 2]]}, request="r1"),
+    op("cache.allocate", {"added": [[1, 2]], "needed": 2, "taken": [1, 2]}, request="r1", new=2),
     state([3], [0, 1, 1, 0], {"r1": [[1, 2]]}),
     op("cache.free", request="r1"),
     state([1, 2, 3], [0, 0, 0, 0], {}),
@@ -172,13 +195,15 @@ def test_what_is_on_the_page() -> None:
         Row("spec.page-positive", Level.SAFETY, "A", Status.INCOMPLETE, message="cut by the budget"),
     ]
     parsed = harmless(page(result(*rows, notes=["a note"])))
-    head = parsed.text.partition("What does not hold")[0]
+    head = parsed.text.partition("Areas")[0]
     assert head.startswith("kvref: toy 1, not conformant kvref check toy 1 not conformant broken 1 ")
     for words in ("holds 2", "known 1", "depth quick", "took 41.2 s", "python 3.11.2", "zeroed = true"):
         assert words in head
+    assert "Broken: 1 finding, 1 cause Not judged to the end: 1 finding, 1 cause Known: 1 finding, 1" in head
+    assert "pool 3 1 broken, 2 holds spec 2 1 incomplete, 1 known hash 1 1 not-applicable" in parsed.text
     assert [found["data-status"] for found in parsed.all("article")] == ["broken", "incomplete", "known"]
     for words in (
-        "pool.reset pool: key left",
+        "pool.reset: key left 1 finding",
         LAWS["pool.reset"].statement,
         LAWS["pool.reset"].why,
         "expected no key observed a <key>",
@@ -199,7 +224,8 @@ def test_what_is_on_the_page() -> None:
         ("hash", "not-applicable"),
         ("plan", "declared-gap"),
     ]
-    assert [found["value"] for found in parsed.all("option")] == ["", "pool", "spec", "hash", "plan"]
+    chosen = ["", "pool", "spec", "hash", "plan", "", "safety", "robustness"]
+    assert [found["value"] for found in parsed.all("option")] == chosen
     assert [found["value"] for found in parsed.all("input", type="checkbox")] == [*result(*rows).totals]
 
 
@@ -208,11 +234,12 @@ def test_a_broken_law_has_a_timeline_its_program_and_its_files(tmp_path: Path) -
     write_report(result(row), tmp_path)
     content = (tmp_path / "report.html").read_bytes()
     parsed = harmless(content)
-    assert len(parsed.all("svg")) == 1
+    assert len(parsed.all("svg", role="img")) == 1
     assert "block 1, step 2: r1" in parsed.text
-    assert "cache.allocate(request='r1') {added: [[1, 2]]} r112 cache.free(request='r1')" in parsed.text
+    told = "block tables after step 2 r1 1 2 free the blocks of r1"
+    assert f"request r1 is scheduled for 2 new tokens r1 gets blocks 1 and 2 {told}" in parsed.text
     assert "import vllm\nassert 1 < 2 & 3\n" in "".join(parsed.shown)
-    links = [found["href"] or "" for found in parsed.all("a")]
+    links = [href for found in parsed.all("a") if not (href := found["href"] or "").startswith("#")]
     assert len(links) == 2
     assert all((tmp_path / link).is_file() for link in links)
 
@@ -221,11 +248,57 @@ def test_without_tables_the_operations_are_told() -> None:
     row = broken()
     traced(row, [op("specs.merge", {"class": "A", "fields": {}}, specs=[])])
     parsed = harmless(page(result(row)))
-    assert parsed.all("svg") == []
+    assert parsed.all("svg", role="img") == []
     assert "merge [] A()" in parsed.text
-    # As where nobody has seen what they answer.
+    # As for a known row, whose operations have no answers.
     row.events = None
     assert "merge [] stand-alone program" in harmless(page(result(row))).text
+
+
+def test_the_comparison_is_at_its_step() -> None:
+    row = broken(expected="allocate(request=r1, new=2): block 3", observed="block 1")
+    parsed = harmless(page(result(row)))
+    assert len(parsed.all("li", **{"class": "breaks"})) == 1
+    assert "r1 1 2 Here the law breaks expected allocate(request=r1, new=2): block 3" in parsed.text
+    row.expected = "something else"
+    text = harmless(page(result(row))).text
+    assert "free the blocks of r1 By the end of this step, the law is broken expected something else" in text
+
+
+def test_findings_are_grouped_by_cause() -> None:
+    known = [Row("hash.total", Level.SAFETY, name, Status.KNOWN, message="vLLM issue 1") for name in "AB"]
+    rows = [
+        broken(subject="A", facet="key left"),
+        Row("spec.page-positive", Level.SAFETY, "A", Status.INHERITED, message="toy breaks it"),
+        broken(subject="A", facet="other"),
+        *known,
+        broken(subject="B", facet="key left"),
+        Row("pool.partition", Level.ROBUSTNESS, "A", Status.BROKEN),
+    ]
+    text = harmless(page(result(*rows))).text
+    places = [
+        text.index(words)
+        for words in (
+            "Broken These findings make",
+            "pool.reset: key left 2 findings",
+            "pool.reset: other 1 finding",
+            "Broken, robustness only These findings count",
+            "Inherited from stock The stock class",
+            "toy breaks it 1 finding inherited spec.page-positive",
+            "Known The baseline",
+            "vLLM issue 1 2 findings",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_headings_are_in_order() -> None:
+    row = broken()
+    known = Row("hash.total", Level.SAFETY, "A", Status.KNOWN, message="vLLM issue 1")
+    parsed = harmless(page(result(row, known)))
+    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
 def test_processes_are_told_apart() -> None:
@@ -288,7 +361,7 @@ def test_nothing_to_tell_is_told_as_well() -> None:
     parsed = harmless(page(result()))
     assert "no law was run" in parsed.text
     assert "incomplete" in parsed.text
-    assert "What does not hold" not in parsed.text
+    assert parsed.all("section", id="findings") == []
 
 
 def test_only_what_is_ours_runs_and_nothing_is_loaded() -> None:
@@ -395,7 +468,7 @@ def test_a_run_of_all_laws_with_much_that_is_broken_stays_small() -> None:
     found = parsed.all("article")
     assert len(found) == sum(row.status is Status.BROKEN for row in rows) == 72
     # Some as a whole; of the others it is said where the rest is.
-    pictures = len(parsed.all("svg"))
+    pictures = len(parsed.all("svg", role="img"))
     assert 5 < pictures < 72
     assert "(not on this page)" in parsed.text
     assert len([each for each in parsed.all("tr") if "data-area" in each]) == 120
@@ -407,7 +480,7 @@ def test_what_there_is_no_room_for_is_counted() -> None:
     parsed = harmless(page(result(*rows)))
     shown = len(parsed.all("article"))
     assert shown < 3_000
-    assert f"{3_000 - shown} more are not on this page" in parsed.text
+    assert f"{3_000 - shown} more findings are not on this page" in parsed.text
     assert re.search(r"\d+ more laws are not on this page", parsed.text)
 
 
@@ -446,6 +519,7 @@ def test_a_check_writes_the_page(kvref: Kvref, tmp_path: Path) -> None:
     ran = kvref("check", fault, "--laws", "pool.ref-model", "--report", tmp_path / "report")
     assert ran.code == 1
     parsed = harmless((tmp_path / "report" / "report.html").read_bytes())
-    assert len(parsed.all("svg")) == 1
-    assert "take 1 new blocks [1]" in parsed.text
+    assert len(parsed.all("svg", role="img")) == 1
+    assert "allocate 1 block block 1" in parsed.text
+    assert len(parsed.all("li", **{"class": "breaks"})) == 1
     assert "main_in_process(" in parsed.text

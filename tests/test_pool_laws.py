@@ -478,12 +478,12 @@ def test_narration() -> None:
     told = [describe_operation(each) for each in (create(), take(1, 2), cache([0, 0, 0, 1], 1, 2, start=1))]
     assert told == [
         "create a pool of 4 blocks of 2 tokens, hashed every 1",
-        "take 2 new blocks",
-        "give keys to the blocks [2] behind [1] for the tokens [0, 0, 0, 1] in group 0",
+        "allocate 2 blocks",
+        "cache block 2 after block 1 for the tokens [0, 0, 0, 1] in group 0",
     ]
     assert describe_operation(create(caching=False)).endswith("caching off")
-    assert describe_operation(touch(1)) == "touch the blocks [1]"
+    assert describe_operation(touch(1)) == "touch block 1"
     probe = {"op": "pool.state", "args": {}}
     assert list(narrate([{"flags": [], "operations": [probe, touch(1), probe]}])) == [
-        "touch the blocks [1]  -> done"
+        "touch block 1  -> done"
     ]

@@ -469,7 +469,7 @@ def test_junit_tells_what_the_verdict_tells(tmp_path: Path) -> None:
     (failure,) = failed
     assert failure.tag == "failure"
     assert failure.get("message") == "expected merge([s]) == s; observed alignment is None, was 576"
-    assert "merge [that]" in (failure.text or "")
+    assert "merge [the spec]" in (failure.text or "")
     (reported,) = cases["spec.refusals", "MLAAttentionSpec"]
     assert reported.tag == "system-out"
     assert "--strict" in (reported.text or "")
@@ -495,7 +495,7 @@ spec.merge-identity [MLAAttentionSpec: alignment]  SAFETY  broken
   observed  alignment is None, was 576
   build MLAAttentionSpec(block_size=16, num_kv_heads=1, dtype=float16,
       alignment=576)
-  merge [that]
+  merge [the spec]
   program   out/repro/spec.merge-identity-{merge}.py
 
 spec.refusals [MLAAttentionSpec]  robustness  broken (counts only with
@@ -504,7 +504,7 @@ spec.refusals [MLAAttentionSpec]  robustness  broken (counts only with
   remark    no such refusal is in the plan either
   build MLAAttentionSpec(block_size=16, num_kv_heads=1, dtype=float16,
       alignment=576)
-  merge [that]
+  merge [the spec]
   program   out/repro/spec.refusals-{refusals}.py
 
 incomplete  registry.order-free [registry]
@@ -581,8 +581,8 @@ def test_render_laws() -> None:
         ),
         (op("specs.merge", specs=[FULL, FULL]), "merge [FullAttentionSpec(block_size=16), the same]"),
         (op("specs.merge", specs=[]), "merge []"),
-        (op("registry.define_spec", name="A", bases=["B", "C"]), "class A(B, C)"),
-        (op("registry.define_manager", name="M", base="N"), "class M(N)"),
+        (op("registry.define_spec", name="A", bases=["B", "C"]), "define class A(B, C)"),
+        (op("registry.define_manager", name="M", base="N"), "define class M(N)"),
         (op("registry.initialise"), "initialise the registry, as an engine does at start"),
         (
             op("registry.install_hook", registrations=[{"spec_class": "A", "manager": "M", "base": "B"}]),
@@ -665,7 +665,7 @@ def test_outcomes_are_told(outcome: dict[str, Any], told: str) -> None:
 
 def test_built_specs_are_referred_to() -> None:
     one = {"flags": [], "operations": [op("specs.build", spec=FULL), op("specs.merge", specs=[FULL, MLA])]}
-    assert list(narrate([one]))[1].startswith("merge [that, MLAAttentionSpec(")
+    assert list(narrate([one]))[1].startswith("merge [the spec, MLAAttentionSpec(")
     two = {"flags": [], "operations": [op("specs.build", spec=FULL), op("specs.build", spec=MLA)]}
     two["operations"].append(op("specs.merge", specs=[MLA, MLA, FULL]))
     lines = list(narrate([two]))
@@ -695,7 +695,7 @@ def test_events_are_told_with_what_they_answered() -> None:
     ]
     assert list(narrate([{"flags": [], "operations": events}])) == [
         "build FullAttentionSpec(block_size=16)",
-        "merge [that]  -> FullAttentionSpec(block_size=16), 64 bytes a page",
+        "merge [the spec]  -> FullAttentionSpec(block_size=16), 64 bytes a page",
     ]
 
 

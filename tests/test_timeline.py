@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from kvref_conformance.report.timeline import MOST_STEPS, PROBES, Run, read_state, run_of
+from kvref_conformance.report.narrate import PROBES
+from kvref_conformance.report.timeline import COLUMN, MOST_STEPS, Run, read_state, run_of
 
 CREATE = {
     "op": "cache.create",
@@ -38,9 +39,8 @@ def cache(*events: dict[str, Any]) -> Run:
 def drawn(run: Run) -> dict[str, list[tuple[str, str, int]]]:
     """What each block is, and for how many columns."""
     assert run.chart is not None
-    column = run.chart.columns[1][0] - run.chart.columns[0][0] if len(run.chart.columns) > 1 else 30
     return {
-        block: [(bar.kind, bar.label, bar.width // column) for bar in run.chart.bars if bar.y == y]
+        block: [(bar.kind, bar.label, bar.width // COLUMN) for bar in run.chart.bars if bar.y == y]
         for y, block in run.chart.blocks
     }
 
@@ -59,7 +59,7 @@ def test_blocks_are_followed_through_the_steps() -> None:
     )
     # Neither the null block is drawn, nor the reserved one, nor those that were free all the time.
     assert drawn(run) == {
-        "1": [("h0", "r1", 1), ("shared", "r1 r", 1), ("h1", "r2", 1)],
+        "1": [("h0", "r1", 1), ("shared", "r1 r2", 1), ("h1", "r2", 1)],
         "2": [("h0", "r1", 2), ("cached", "key", 1)],
     }
     assert run.chart is not None
@@ -106,7 +106,7 @@ def test_null_blocks_and_groups_in_tables() -> None:
 
 def test_what_should_not_be_is_told_apart() -> None:
     run = cache(op("cache.free"), probe([1, 2], [0, 1, 0, 1, 0, 1], {"r1": [[1]]}))
-    assert drawn(run) == {"1": [("clash", "r1", 1)], "3": [("stray", "1", 1)], "4": [("lost", "", 1)]}
+    assert drawn(run) == {"1": [("clash", "!r1", 1)], "3": [("stray", "1", 1)], "4": [("lost", "lost", 1)]}
     # A block that is held when all requests have left, too.
     run = cache(op("cache.free"), probe([2, 3, 4], [0, 1, 0, 0, 0, 1], {}))
     assert drawn(run) == {"1": [("stray", "1", 1)]}
@@ -117,9 +117,30 @@ def test_what_should_not_be_is_told_apart() -> None:
 def test_operations_without_answers_are_told_and_nothing_is_drawn() -> None:
     run = run_of(["-O"], [{"op": "pool.usage", "args": {}}, {"op": "pool.state", "args": {}}])
     assert (run.flags, run.chart) == ("-O", None)
-    assert [(step.operation, step.answer) for step in run.steps] == [("ask how much is used", "")]
+    assert [(step.operation, step.answer) for step in run.steps] == [("read the usage", "")]
     run = run_of([], [{"op": "pool.usage", "args": {}, "outcome": {"died": "signal 6"}}])
     assert run.steps[0].answer == "the process died: signal 6"
+
+
+def test_the_step_at_which_the_law_breaks() -> None:
+    steps = [
+        op("cache.allocate", request="r1"),
+        op("cache.allocate", request="r2"),
+        op("cache.free", request="r1"),
+        op("cache.new_step"),
+    ]
+    for expected, number, exact in (
+        ("after allocate(request=r1, new=1): one block", 1, True),
+        ("allocate(request=r2): one block", 2, True),
+        ("after free: nothing", 3, True),
+        ("after cache.free: nothing", 3, True),
+        ("free blocks", 4, False),
+        ("after reset: nothing", 4, False),
+        ("", 4, False),
+    ):
+        run = run_of([], steps, expected)
+        assert ([step.number for step in run.steps if step.breaks], run.exact) == ([number], exact)
+    assert not any(step.breaks for step in run_of([], steps).steps)
 
 
 def test_much_is_cut_at_its_beginning_and_said_so() -> None:
@@ -131,7 +152,7 @@ def test_much_is_cut_at_its_beginning_and_said_so() -> None:
     assert (len(run.steps), run.skipped, run.steps[-1].number) == (MOST_STEPS, 100 - MOST_STEPS, 100)
     assert run.chart is not None
     assert run.chart.columns[-1][1] == 100
-    assert run.chart.left_out == ["40 columns in front", "52 more blocks"]
+    assert run.chart.left_out == ["40 earlier steps", "52 more blocks"]
 
 
 def test_tables_are_told_where_there_is_room_from_the_end_on() -> None:

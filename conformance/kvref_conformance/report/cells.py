@@ -1,4 +1,4 @@
-"""What the rows of one law in one report add up to: a cell of a table of laws by version."""
+"""A cell of a table of laws by version: the state of one law in one report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNJUDGED = (Status.NOT_APPLICABLE, Status.DECLARED_GAP)
 
 @dataclass(frozen=True)
 class Cell:
-    """The worst state of any subject, and in words how many of them are in it."""
+    """The worst state of any subject, and a text with the number of subjects in it."""
 
     state: Status
     text: str

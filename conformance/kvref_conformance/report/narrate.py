@@ -1,4 +1,4 @@
-"""Tell operations and what they answered in the reader's terms."""
+"""Operations and their answers, in sentences."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 
 from kvref_conformance.documents.results import Row
 
+PROBES = ("cache.state", "pool.state")
+"""Operations that change nothing and show the whole state. There is one after most others."""
+
 Labels = Mapping[str, str]
-"""What to call a spec that was built before, by its `_key`."""
+"""Short names of the specs that were built before, by their `_key`."""
 
 _LONGEST_LIST = 8
 _LONGEST_BYTES = 64
@@ -28,24 +31,23 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
         case {"op": "specs.merge", "args": {"specs": [*specs]}}:
             return f"merge [{', '.join(_operands(specs, labels))}]"
         case {"op": "specs.derive", "args": {"name": str(name), "base": base, "fields": dict() as fields}}:
-            return f"class {name}({base})" + (f" with {_mapping(fields, '=')}" if fields else "")
+            return f"define class {name}({base})" + (f" with {_mapping(fields, '=')}" if fields else "")
         case {"op": "specs.twins", "args": {"spec": spec}}:
-            return f"compare {_spec(spec, labels)} with another built alike"
+            return f"compare {_spec(spec, labels)} with a second one built the same way"
         case {"op": "specs.mutable_fields", "args": {"spec": spec}}:
             return f"try to change each field of {_spec(spec, labels)}"
         case {"op": "specs.pickled", "args": {"spec": spec}}:
             return f"pickle {_spec(spec, labels)}"
         case {"op": "specs.unpickled", "args": {"spec": spec}}:
-            return f"unpickle it, and compare it with {_spec(spec, labels)}"
+            return f"unpickle it and compare it with {_spec(spec, labels)}"
         case {"op": "specs.uniform" | "registry.uniform", "args": {"specs": [*specs]}}:
-            return f"are they uniform: [{', '.join(_operands(specs, labels))}]"
+            return f"check whether these are uniform: [{', '.join(_operands(specs, labels))}]"
         case {"op": "specs.max_memory", "args": {"spec": spec, **limits}}:
-            told = _mapping({str(name): value for name, value in limits.items()}, "=")
-            return f"maximum memory of {_spec(spec, labels)} with {told}"
+            return f"compute the maximum memory of {_spec(spec, labels)} with {_mapping(limits, '=')}"
         case {"op": "registry.define_spec", "args": {"name": str(name), "bases": [*bases]}}:
-            return f"class {name}({', '.join(map(str, bases))})"
+            return f"define class {name}({', '.join(map(str, bases))})"
         case {"op": "registry.define_manager", "args": {"name": str(name), "base": base}}:
-            return f"class {name}({base})"
+            return f"define class {name}({base})"
         case {"op": "registry.initialise"}:
             return "initialise the registry, as an engine does at start"
         case {"op": "registry.install_hook", "args": {"registrations": [*registrations]}}:
@@ -64,46 +66,48 @@ def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> s
         case {"op": "hashing.block_hashes", "args": {"content": dict() as content, "hash_block_size": size}}:
             return f"hash every {_value(size)} tokens of a request with {_content(content)}"
         case {"op": "hashing.keys", "args": {"content": dict() as content, "block_size": size, **rest}}:
-            told = f"hashed every {_value(rest.get('hash_block_size'))}, with {_content(content)}"
-            return f"the keys of blocks of {_value(size)} tokens of a request, {told}"
+            hashed = f"hashed every {_value(rest.get('hash_block_size'))} tokens"
+            blocks = f"blocks of {_value(size)} tokens of a request, {hashed}"
+            return f"compute the keys of {blocks}, with {_content(content)}"
         case {"op": "planner.groups", "args": {"layers": dict() as layers}}:
             return f"group the layers {_mapping(layers, ': ', labels)}"
         case {"op": "planner.one_group", "args": {"layers": dict() as layers}}:
             return f"put the layers {_mapping(layers, ': ', labels)} into one group"
         case {"op": "planner.config", "args": {"layers": dict() as layers, **limits}}:
-            told = _mapping({str(name): value for name, value in limits.items()}, "=")
-            return f"plan the layers {_mapping(layers, ': ', labels)} with {told}"
+            return f"plan the layers {_mapping(layers, ': ', labels)} with {_mapping(limits, '=')}"
         case {"op": "planner.workers", "args": {"workers": [*workers], **limits}}:
             shares = "; ".join(
                 f"{_mapping(worker['layers'], ': ', labels) or 'no layers'} with memory={worker['memory']}"
                 for worker in workers
             )
-            told = _mapping({str(name): value for name, value in limits.items()}, "=")
-            return f"plan for workers that have {shares}; with {told}"
+            return f"plan for workers that have {shares}; with {_mapping(limits, '=')}"
         case {
             "op": "planner.block_sizes" | "planner.construct" as operation,
             "args": {"layers": dict() as layers, "enable_caching": caching, **both},
         }:
-            told = f"the layers {_mapping(layers, ': ', labels)}, caching {'on' if caching else 'off'}"
+            listed = f"the layers {_mapping(layers, ': ', labels)}, caching {'on' if caching else 'off'}"
             if operation == "planner.block_sizes":
-                return f"resolve the block sizes of {told}"
-            sizes = _mapping({str(name): value for name, value in both.items()}, "=")
-            return f"make a cache manager for {told}, with {sizes}"
+                return f"resolve the block sizes of {listed}"
+            return f"create a cache manager for {listed}, with {_mapping(both, '=')}"
         case {"op": "planner.capacity", "args": {"layers": dict() as layers, "backwards": back, **limits}}:
-            told = _mapping({str(name): value for name, value in limits.items()}, "=")
             order = ", its groups listed backwards" if back else ""
-            return f"report the capacity of a plan of {_mapping(layers, ': ', labels)} with {told}{order}"
+            plan = f"a plan of {_mapping(layers, ': ', labels)} with {_mapping(limits, '=')}"
+            return f"report the capacity of {plan}{order}"
         case {"op": "tensors.allocate", "args": {"layers": dict() as layers, "sharing": [*pairs], **rest}}:
-            told = _mapping({str(name): value for name, value in rest.items() if value is not None}, "=")
+            given = _mapping({name: value for name, value in rest.items() if value is not None}, "=")
             shared = f"; {_sharing(pairs)}" if pairs else ""
-            return f"allocate the layers {_mapping(layers, ': ', labels)} with {told}{shared}"
+            return f"allocate the layers {_mapping(layers, ': ', labels)} with {given}{shared}"
         case {"op": "sharing.join", "args": {"groups": [*groups], "sharing": [*pairs], "times": times}}:
             often = "once" if times == 1 else f"{_value(times)} times"
             return f"let layers join the groups {_value(groups)}, {often}: {_sharing(pairs) or 'none'}"
         case {"op": "registry.substitute", "args": {"spec_class": old, "substitute": new}}:
-            return f"put {new} in the place of {old}" if new else f"undo what stands in the place of {old}"
+            return f"substitute {new} for {old}" if new else f"undo the substitute for {old}"
         case {"op": str(operation), "args": dict() as arguments} if operation.startswith("pool."):
             return _describe_pool(operation.removeprefix("pool."), arguments)
+        case {"op": str(operation), "args": dict() as arguments} if operation.startswith("cache."):
+            return _describe_cache(operation.removeprefix("cache."), arguments, labels)
+        case {"op": str(operation), "args": dict() as arguments} if operation.startswith("connector."):
+            return _describe_connector(operation.removeprefix("connector."), arguments)
         case {"op": operation, "args": dict() as arguments}:
             return f"{operation}({_mapping(arguments, '=', labels)})"
     return repr(op)
@@ -119,30 +123,196 @@ def _describe_pool(operation: str, arguments: Mapping[str, Any]) -> str:
             hashed = f"hashed every {rest.get('hash_block_size')}" if caching else "caching off"
             return f"create a pool of {_value(number)} blocks of {_value(size)} tokens, {hashed}"
         case "get_new_blocks", {"num_blocks": number}:
-            return f"take {_value(number)} new blocks"
-        case "touch" | "free" | "evict", {"blocks": blocks}:
-            return f"{operation} the blocks {_value(blocks)}"
+            return f"allocate {_count(number, 'block')}"
+        case "touch" | "free", {"blocks": blocks}:
+            return f"{operation} {_blocks(blocks)}"
+        case "evict", {"blocks": blocks}:
+            return f"take all keys from {_blocks(blocks)}"
         case "cache", {"tokens": tokens, "blocks": [*blocks], "start": int(start), "group": group}:
-            behind = f" behind {_value(blocks[:start])}" if start else ""
-            named = f"give keys to the blocks {_value(blocks[start:])}{behind}"
-            return f"{named} for the tokens {_value(tokens)} in group {_value(group)}"
+            after = f" after {_blocks(blocks[:start])}" if start else ""
+            cached = f"cache {_blocks(blocks[start:])}{after}"
+            return f"{cached} for the tokens {_value(tokens)} in group {_value(group)}"
         case "cache_partial", {"tokens": tokens, "block": block, "group": group}:
-            return (
-                f"give block {_value(block)} a key for the tokens {_value(tokens)} in group {_value(group)}"
-            )
+            return f"cache block {_value(block)} for the tokens {_value(tokens)} in group {_value(group)}"
         case "lookup", {"tokens": tokens, "groups": groups}:
-            return f"look for the tokens {_value(tokens)} in the groups {_value(groups)}"
+            return f"look up the tokens {_value(tokens)} in the groups {_value(groups)}"
         case "reset", _:
             return "reset the prefix cache"
         case "usage", _:
-            return "ask how much is used"
+            return "read the usage"
         case "state", _:
             return "probe the pool"
     return f"pool.{operation}({_mapping(arguments, '=')})"
 
 
+def _describe_cache(operation: str, arguments: Mapping[str, Any], labels: Labels) -> str:
+    """An operation of a cache manager. Arguments that are off or zero go without saying."""
+    match operation, arguments:
+        case "create", {"groups": [*groups], "num_blocks": number, "enable_caching": caching, **rest}:
+            listed = ", ".join(_cache_group(group, labels) for group in groups) or "no groups"
+            sizes = _mapping({name: value for name, value in rest.items() if value}, "=")
+            with_sizes = f", with {sizes}" if sizes else ""
+            switch = "on" if caching else "off"
+            return f"create a cache of {_count(number, 'block')} for {listed}, caching {switch}{with_sizes}"
+        case "add", {"request": name, "tokens": tokens, **rest}:
+            most = f", for at most {_count(rest['max_tokens'], 'token')}" if "max_tokens" in rest else ""
+            salt = f", salt {_value(rest['salt'])}" if rest.get("salt") is not None else ""
+            adapter = f", adapter {_value(rest['adapter'])}" if rest.get("adapter") is not None else ""
+            return f"request {name} arrives with the tokens {_value(tokens)}{most}{salt}{adapter}"
+        case "lookup", {"request": name}:
+            return f"look up the prompt of {name}"
+        case "allocate", {"request": name, "new": new, **rest}:
+            return f"request {name} is scheduled for {_count(new, 'new token')}{_allocation(rest)}"
+        case "progress", {"request": name, "computed": computed, "in_flight": in_flight, **rest}:
+            output = f", and gets the output {_value(rest['output'])}" if rest.get("output") else ""
+            return f"request {name} has {_count(computed, 'computed token')}, {in_flight} in flight{output}"
+        case "block_ids", {"request": name}:
+            return f"read the block table of {name}"
+        case "cache_blocks", {"request": name, "computed": computed}:
+            return f"cache the blocks of {name} up to {_count(computed, 'computed token')}"
+        case "free", {"request": name}:
+            return f"free the blocks of {name}"
+        case "evict", {"blocks": blocks}:
+            return f"take all keys from {_blocks(blocks)}"
+        case "common_prefix", {"request": name}:
+            return f"count the blocks that all requests have in common with {name}"
+    fixed = {
+        "reset": "reset the prefix cache",
+        "new_step": "a new scheduler step starts",
+        "take_new_block_ids": "read which blocks are new since the last time",
+        "take_copies": "read which blocks are to be copied before the step runs",
+        "take_events": "read the cache events since the last time",
+        "state": "probe the cache",
+    }
+    return fixed.get(operation) or f"cache.{operation}({_mapping(arguments, '=', labels)})"
+
+
+def _cache_group(group: Any, labels: Labels) -> str:
+    match group:
+        case {"spec": spec, **rest}:
+            return _spec(spec, labels) + (" (with draft layers)" if rest.get("eagle") else "")
+    return _value(group)
+
+
+def _allocation(arguments: Mapping[str, Any]) -> str:
+    """What `allocate` is asked for beside new tokens."""
+    parts = []
+    match arguments.get("hit"):
+        case {"tokens": tokens, "blocks": blocks} if tokens:
+            parts.append(f"with its prefix hit of {_count(tokens, 'token')} ({_tables(blocks)})")
+    for name, what in (("lookahead", "lookahead"), ("external", "external"), ("encoder", "encoder")):
+        if arguments.get(name):
+            parts.append(f"with {_count(arguments[name], f'{what} token')}")
+    if arguments.get("delay"):
+        parts.append("not to be cached yet")
+    if arguments.get("whole"):
+        parts.append("only if the whole sequence fits")
+    return "".join(f", {part}" for part in parts)
+
+
+def _describe_connector(operation: str, arguments: Mapping[str, Any]) -> str:
+    match operation, arguments:
+        case "create", {"num_blocks": number, "host_blocks": host, "device": device}:
+            blocks = f"{_count(number, 'block')} on {device} and {_value(host)} on the host"
+            return f"create an offloading connector with {blocks}"
+        case "take", {"num_blocks": number}:
+            return f"allocate {_count(number, 'block')}"
+        case "free", {"blocks": blocks}:
+            return f"free {_blocks(blocks)}"
+        case "write", {"block": block, "seed": seed}:
+            return f"write to block {_value(block)}, with seed {_value(seed)}"
+        case "read", {"block": block}:
+            return f"read block {_value(block)}"
+        case "store" | "load", {"job": job, "pairs": [*pairs]}:
+            arrow = "->" if operation == "store" else "<-"
+            copies = ", ".join(f"{_value(pair[0])} {arrow} {_value(pair[-1])}" for pair in pairs if pair)
+            return f"{operation} (job {job}), block {arrow} host block: {copies or 'none'}"
+        case "start_transfers", _:
+            return "start the transfers"
+        case "finished", _:
+            return "read which jobs have finished since the last time"
+    return f"connector.{operation}({_mapping(arguments, '=')})"
+
+
+def describe_answer(op: Mapping[str, Any]) -> str:
+    """The answer of an operation that carries its `outcome`, in a sentence where there is one for it."""
+    match op:
+        case {
+            "op": "specs.build",
+            "args": {"spec": {"fields": dict() as given}},
+            "outcome": {"value": {"class": _, "fields": dict() as fields, "page_size_bytes": size}},
+        }:
+            rest = {
+                name: value
+                for name, value in fields.items()
+                if value is not None and given.get(name) != value
+            }
+            return f"{_value(size)} bytes a page" + (f", with {_mapping(rest, '=')}" if rest else "")
+        case {
+            "op": "cache.create" | "pool.create",
+            "outcome": {"value": {"null": null, "reserved": [*reserved]}},
+        }:
+            kept = f", {_blocks(reserved)} reserved" if reserved else ""
+            return f"{'no null block' if null is None else f'null block {null}'}{kept}"
+        case {"op": "cache.lookup", "outcome": {"value": {"tokens": tokens, "blocks": [*blocks]}}}:
+            return (
+                f"prefix hit of {_count(tokens, 'token')}, {_tables(blocks)}" if tokens else "no prefix hit"
+            )
+        case {
+            "op": "cache.allocate",
+            "args": {"request": name},
+            "outcome": {"value": {"added": added, "needed": needed, "taken": [*taken]}},
+        }:
+            if added is None:
+                return f"refused: {name} would need {_count(needed, 'free block')}"
+            gets = f"{name} gets {_tables(added)}"
+            if not all(any(block in group for group in added) for block in taken):
+                gets += f", but the pool allocated {_blocks(taken)}"
+            return gets + (f" ({_count(needed, 'free block')} predicted)" if needed != len(taken) else "")
+        case {"op": "cache.block_ids", "outcome": {"value": [*tables]}}:
+            return _tables(tables)
+        case {"op": "pool.get_new_blocks" | "connector.take", "outcome": {"value": [*blocks]}}:
+            return _blocks(blocks)
+        case {"op": "pool.lookup", "outcome": {"value": None | [*_] as blocks}}:
+            return f"cached in {_blocks(blocks)}" if blocks else "not cached"
+        case {"op": "cache.reset" | "pool.reset", "outcome": {"value": bool(reset)}}:
+            return "reset" if reset else "refused: a block is still referenced"
+    return describe_outcome(op["outcome"])
+
+
+def _count(number: Any, noun: str) -> str:
+    return f"{_value(number)} {noun}" + ("" if number == 1 else "s")
+
+
+def _blocks(blocks: Any) -> str:
+    """`block 3`, `blocks 3 and 4`."""
+    match blocks:
+        case []:
+            return "no blocks"
+        case [block]:
+            return f"block {_value(block)}"
+        case [*several, last]:
+            shown = [_value(block) for block in several[:_LONGEST_LIST]]
+            if len(several) > _LONGEST_LIST:
+                shown.append(f"... {len(several) - _LONGEST_LIST} more")
+            return f"blocks {', '.join(shown)} and {_value(last)}"
+    return f"blocks {_value(blocks)}"
+
+
+def _tables(groups: Any) -> str:
+    """The blocks of each group; with one group, nothing is said of groups."""
+    match groups:
+        case [group]:
+            return _blocks(group)
+        case [*several] if any(several):
+            return ", ".join(f"{_blocks(group)} in group {number}" for number, group in enumerate(several))
+        case [*_]:
+            return "no blocks"
+    return _value(groups)
+
+
 def describe_outcome(outcome: Mapping[str, Any]) -> str:
-    """What an operation answered: a value in short, an exception, or the end of its process."""
+    """An outcome: a value in short, an exception, or the end of its process."""
     match outcome:
         case {"value": None}:
             return "done"
@@ -156,14 +326,14 @@ def describe_outcome(outcome: Mapping[str, Any]) -> str:
 
 
 def remark(row: Row) -> str:
-    """What the message of a row says beyond what was expected and observed."""
+    """The message of a row, without what was expected and observed."""
     return row.message.replace(f"expected {row.expected}; observed {row.observed}", "").strip(" :;")
 
 
 def narrate(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The runs of a trace line by line, each process under a heading where it is not just the one.
+    """The runs of a trace, one line for each operation. Several processes get a heading each.
 
-    Operations that carry their `outcome`, as events do, are told with it.
+    Operations that carry their `outcome`, as events do, are followed by their answer.
     """
     for run in runs:
         flags = " ".join(run["flags"])
@@ -176,16 +346,16 @@ def _narrate_run(operations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     built: dict[str, str] = {}
     several = len({_key(op["args"].get("spec")) for op in operations if op["op"] == "specs.build"}) > 1
     for op in operations:
-        if op["op"] == "pool.state" and "outcome" not in op:
-            continue  # says nothing, and there is one behind each operation
+        if op["op"] in PROBES and "outcome" not in op:
+            continue
         line = describe_operation(op, built)
         if op["op"] == "specs.build":
             label = built.setdefault(
-                _key(op["args"].get("spec")), f"s{len(built) + 1}" if several else "that"
+                _key(op["args"].get("spec")), f"s{len(built) + 1}" if several else "the spec"
             )
             line += f" as {label}" if several else ""
         if "outcome" in op and not (op["op"] == "specs.build" and "value" in op["outcome"]):
-            line += f"  -> {describe_outcome(op['outcome'])}"
+            line += f"  -> {describe_answer(op)}"
         yield line
 
 
@@ -207,30 +377,30 @@ def _spec(spec: object, labels: Labels) -> str:
 def _registration(registration: Mapping[str, Any]) -> str:
     """One registration; a base of None is the class itself and goes without saying."""
     base = registration.get("base")
-    told = f"{registration.get('spec_class')} -> {registration.get('manager')}"
-    return f"{told} (base {base})" if base else told
+    pair = f"{registration.get('spec_class')} -> {registration.get('manager')}"
+    return f"{pair} (base {base})" if base else pair
 
 
 def _group(group: Mapping[str, Any]) -> str:
-    """A planned group; layers with the same spec in a row are told as one."""
-    told: list[tuple[str, list[str]]] = []
+    """A planned group. Neighbours with the same spec are listed together."""
+    listed: list[tuple[str, list[str]]] = []
     for layer in group["layers"]:
         spec = layer["spec"]
         size, page = spec["fields"].get("block_size"), spec["page_size_bytes"]
         shown = f"{spec['class']}, block_size={size}, {page} bytes a page"
-        if not told or told[-1][0] != shown:
-            told.append((shown, []))
-        told[-1][1].append(layer["name"])
-    layers = ", ".join(f"{' '.join(names)} as {shown}" for shown, names in told)
+        if not listed or listed[-1][0] != shown:
+            listed.append((shown, []))
+        listed[-1][1].append(layer["name"])
+    layers = ", ".join(f"{' '.join(names)} as {shown}" for shown, names in listed)
     return f"({layers}, for {group['manager']})"
 
 
-def _mapping(items: Mapping[str, Any], joint: str, labels: Labels | None = None) -> str:
+def _mapping(items: Mapping[Any, Any], joint: str, labels: Labels | None = None) -> str:
     return ", ".join(f"{key}{joint}{_spec(value, labels or {})}" for key, value in items.items())
 
 
 def _content(content: Mapping[str, Any]) -> str:
-    """What a request consists of: all of its tokens, since which of them differs may be the point."""
+    """The content of a request, with all its tokens: which of them differ may be the point."""
     tokens = f"tokens {content.get('tokens')!r}"
     return ", ".join([tokens, *(f"{name} {value!r}" for name, value in content.items() if name != "tokens")])
 

@@ -1,4 +1,4 @@
-"""The report as a page: one file that needs nothing else, shows all text as text, and has a largest size."""
+"""The report as one HTML file. It loads nothing, shows all text as text, and stays below a size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -17,18 +18,19 @@ from markupsafe import Markup, escape
 from kvref_conformance.documents.names import COVERAGE, plain, repro_name, trace_name
 from kvref_conformance.documents.results import Reached, Result, Row, Status
 from kvref_conformance.laws import LAWS, Law
+from kvref_conformance.laws.core import Level
 from kvref_conformance.report.cells import Cell, cell
 from kvref_conformance.report.coverage import heading, percent, places, remarks
 from kvref_conformance.report.narrate import remark
 from kvref_conformance.report.terminal import by_reason
 from kvref_conformance.report.text import visible, visible_lines
-from kvref_conformance.report.timeline import KINDS, Run, run_of
+from kvref_conformance.report.timeline import COLUMN, KINDS, Run, run_of
 
-_ROOM_FOR_FINDINGS = 1_100_000
+_ROOM_FOR_FINDINGS = 1_000_000
 _ROOM_FOR_LAWS = 350_000
 _ROOM_FOR_VERSIONS = 150_000
 _ROOM_FOR_LINES = 40_000
-"""Bytes of the page: of all findings, of the tables of laws and of versions, of each other list."""
+"""Bytes: for all findings, for the tables of laws and of versions, and for each other list."""
 
 _LONGEST_NAME = 120
 _LONGEST_TEXT = 1_000
@@ -37,19 +39,50 @@ _LONGEST_PROGRAM = 100_000
 _MOST_RUNS = 4
 _MOST_FILES = 100
 _MOST_VERSIONS = 20
-_MOST_WORDS = 50
+_MOST_AREAS = 40
+_MOST_FACTS = 50
 
 T = TypeVar("T")
 
-_TOLD = (
-    Status.BROKEN,
-    Status.STALE,
-    Status.UNCONFIRMED,
-    Status.INCOMPLETE,
-    Status.KNOWN,
-    Status.INHERITED,
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the findings: what they mean for the verdict."""
+
+    id: str
+    title: str
+    lead: str
+
+
+_COUNTED = Section(
+    "counted",
+    "Broken",
+    "These findings make the target not conformant.",
 )
-"""States that a reader is told of one by one."""
+_LENIENT = Section(
+    "lenient", "Broken, robustness only", "These findings count for the verdict only with `--strict`."
+)
+_OPEN = Section(
+    "open", "Not judged to the end", "While there are such findings, the verdict is incomplete at best."
+)
+_INHERITED = Section(
+    "inherited",
+    "Inherited from stock",
+    "The stock class that yours derives from breaks the law in the same way. These findings do not count.",
+)
+_KNOWN = Section(
+    "known", "Known", "The baseline or the profile lists these findings. They do not count for the verdict."
+)
+_SECTIONS = (_COUNTED, _LENIENT, _OPEN, _INHERITED, _KNOWN)
+_SECTION_OF = {
+    Status.BROKEN: _LENIENT,
+    Status.STALE: _COUNTED,
+    Status.UNCONFIRMED: _OPEN,
+    Status.INCOMPLETE: _OPEN,
+    Status.INHERITED: _INHERITED,
+    Status.KNOWN: _KNOWN,
+}
+"""States that are findings. A broken law that fails the run is in the first section instead."""
 
 
 class Name(str):
@@ -61,24 +94,48 @@ class Source(str):
 
 
 @dataclass(frozen=True)
+class Cause:
+    """Findings with one cause: broken in the same facet of the same law, or listed for the same reason."""
+
+    law: str | None
+    facet: str
+    reason: str
+    level: Level | None
+    statement: str
+    why: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Finding:
-    """A row that is told."""
+    """A row of one of the sections."""
 
     row: Row
-    counts: bool
-    first: bool
-    """Of its law."""
-    law: Law | None
+    number: int
+    section: Section
+    opens_section: bool
+    cause: Cause
+    opens_cause: bool
     trace: str | None
     repro: str | None
+
+    @property
+    def law(self) -> Law | None:
+        return LAWS.get(self.row.law)
 
     @property
     def area(self) -> str:
         return _area(self.row.law)
 
     @property
+    def open(self) -> bool:
+        """Whether its story is open from the start: the first one, if it counts."""
+        return self.number == 1 and self.section is _COUNTED
+
+    @property
     def remark(self) -> str:
-        return remark(self.row)
+        text = remark(self.row)
+        return "" if text == self.cause.reason and len(text) <= _LONGEST_NAME else text
 
     @property
     def program(self) -> Source | None:
@@ -87,10 +144,12 @@ class Finding:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """What its operations did, if that is known, or else which they are."""
+        """Its operations, with their answers where these are known."""
         traced = self.row.trace["runs"][:_MOST_RUNS] if self.row.trace is not None else []
         events = self.row.events or [run["operations"] for run in traced]
-        return [run_of(run["flags"], each) for run, each in zip(traced, events, strict=False)]
+        # With several processes, the law compares these with each other.
+        expected = self.row.expected if len(traced) == 1 and self.row.observed else None
+        return [run_of(run["flags"], each, expected) for run, each in zip(traced, events, strict=False)]
 
     @property
     def more_runs(self) -> int:
@@ -99,7 +158,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class LawLine:
-    """A law, and what came of it."""
+    """A law and its rows."""
 
     id: str
     level: str
@@ -111,7 +170,7 @@ class LawLine:
 
     @property
     def examples(self) -> int:
-        """Those of one subject are shared by its rows."""
+        """The rows of one subject share their examples."""
         subjects: dict[str, int] = {}
         for row in self.rows:
             subjects[row.subject] = max(subjects.get(row.subject, 0), row.examples)
@@ -119,7 +178,7 @@ class LawLine:
 
     @property
     def states(self) -> dict[str, list[str]]:
-        """What it was judged on, by state."""
+        """Subjects and facets, by state."""
         found: dict[str, list[str]] = {}
         for row in sorted(self.rows, key=lambda row: list(Status).index(row.status)):
             name = f"{row.subject}: {row.facet}" if row.facet else row.subject
@@ -129,9 +188,10 @@ class LawLine:
 
 @dataclass(frozen=True)
 class VersionsLine:
-    """A law, and what came of it in each report; `statuses` are those in the first."""
+    """A law and its state in each report. `statuses` are those in the first."""
 
     law: str
+    level: str
     area: str
     first: bool
     """Of its area."""
@@ -141,10 +201,34 @@ class VersionsLine:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines that there is room for, and how many more there are."""
+    """Lines that fit, and how many more there are."""
 
     shown: Sequence[str]
     more: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows in one state: a part of the bar of an area."""
+
+    state: str
+    count: int
+    start: int
+    """Rows in the states before."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """An area in the overview."""
+
+    name: Name
+    rows: int
+    shares: Sequence[Share]
+
+    @property
+    def fragment(self) -> str:
+        """For a link that chooses the area."""
+        return f"area={quote(shown(self.name, _LONGEST_NAME), safe='')}"
 
 
 @dataclass(frozen=True)
@@ -159,14 +243,20 @@ class File:
 
 
 def page(result: Result, reports: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """The whole page. With several reports, that of the result the first, laws are shown by version, too."""
+    """The whole page.
+
+    Args:
+        result: the result to show.
+        reports: the report of the result, then those of other versions, for the table of laws by version.
+    """
     templates = _templates()
 
     def render(name: str, **values: Any) -> Markup:
         return Markup(templates.get_template(f"{name}.html.jinja").render(**values))
 
-    findings, untold = _fitting(
-        _findings(result),
+    found = [*_findings(result)]
+    findings, more_findings = _fitting(
+        found,
         _ROOM_FOR_FINDINGS,
         [
             lambda one: render("finding", one=one, runs=one.runs, program=one.program),
@@ -174,12 +264,12 @@ def page(result: Result, reports: Sequence[Mapping[str, Any]] = ()) -> bytes:
             lambda one: render("finding", one=one, runs=[], program=None),
         ],
     )
-    laws, unlisted = _fitting(
+    laws, more_laws = _fitting(
         _laws(result),
         _ROOM_FOR_LAWS,
         [lambda law: render("law", line=law, names=True), lambda law: render("law", line=law, names=False)],
     )
-    beside, unbeside = _fitting(
+    beside, more_beside = _fitting(
         _beside(result, reports[:_MOST_VERSIONS]),
         _ROOM_FOR_VERSIONS,
         [lambda line: render("beside", line=line)],
@@ -194,15 +284,21 @@ def page(result: Result, reports: Sequence[Mapping[str, Any]] = ()) -> bytes:
         "base-uri 'none'; form-action 'none'",
         about=_about(result),
         capabilities=_lines(_capabilities(result)),
+        areas=_areas(result),
+        sections=[
+            (section, len(rows), len({one.cause for one in rows}))
+            for section in _SECTIONS
+            if (rows := [one for one in found if one.section is section])
+        ],
         findings=findings,
-        untold=untold,
+        more_findings=more_findings,
         laws=laws,
-        unlisted=unlisted,
+        more_laws=more_laws,
         versions=[Name(_version(report)) for report in reports[:_MOST_VERSIONS]],
         more_versions=max(0, len(reports) - _MOST_VERSIONS),
         beside=beside,
-        unbeside=unbeside,
-        areas=list(dict.fromkeys(_area(row.law) for row in result.rows))[:_MOST_WORDS],
+        more_beside=more_beside,
+        levels=[level.value for level in Level],
         not_run={
             title: _lines(by_reason(row for row in result.rows if row.status is status))
             for title, status in (
@@ -217,18 +313,51 @@ def page(result: Result, reports: Sequence[Mapping[str, Any]] = ()) -> bytes:
 
 
 def _findings(result: Result) -> Iterator[Finding]:
-    """What is told row by row, that first which counts."""
+    """Findings by section and cause."""
     failing = {id(row) for row in result.failing}
-    rows = [row for row in result.rows if row.status in _TOLD]
-    seen: set[str] = set()
-    for row in sorted(rows, key=lambda row: (id(row) not in failing, _TOLD.index(row.status))):
-        counts, first = id(row) in failing, row.law not in seen
-        seen.add(row.law)
-        yield Finding(row, counts, first, LAWS.get(row.law), trace_name(row), repro_name(row))
+    sections: dict[str, dict[tuple[str, str, str], list[Row]]] = {section.id: {} for section in _SECTIONS}
+    for row in sorted(result.rows, key=lambda row: list(Status).index(row.status)):
+        if row.status in _SECTION_OF:
+            section = _COUNTED if id(row) in failing else _SECTION_OF[row.status]
+            broken = row.status is Status.BROKEN
+            key = (row.law, row.facet, "") if broken else ("", "", row.message or row.observed)
+            sections[section.id].setdefault(key, []).append(row)
+    number = 0
+    for section in _SECTIONS:
+        for place, ((law, facet, reason), rows) in enumerate(sections[section.id].items()):
+            cause = _cause(law, facet, reason, rows)
+            for nth, row in enumerate(rows):
+                number += 1
+                opens = place == nth == 0
+                yield Finding(row, number, section, opens, cause, nth == 0, trace_name(row), repro_name(row))
+
+
+def _cause(law: str, facet: str, reason: str, rows: Sequence[Row]) -> Cause:
+    if reason or rows[0].status is not Status.BROKEN:
+        return Cause(None, "", reason or "No reason given", None, "", "", len(rows))
+    known = LAWS.get(law)
+    statement, why = (known.statement, known.why) if known else ("", "")
+    return Cause(law, facet, "", rows[0].level, statement, why, len(rows))
+
+
+def _areas(result: Result) -> list[Area]:
+    """Rows by area and state, the worst state first."""
+    areas: dict[str, list[Row]] = {}
+    for row in result.rows:
+        areas.setdefault(_area(row.law), []).append(row)
+    return [Area(Name(name), len(rows), [*_shares(rows)]) for name, rows in [*areas.items()][:_MOST_AREAS]]
+
+
+def _shares(rows: Sequence[Row]) -> Iterator[Share]:
+    start = 0
+    for status in Status:
+        if count := sum(row.status is status for row in rows):
+            yield Share(status.value, count, start)
+            start += count
 
 
 def _laws(result: Result) -> Iterator[LawLine]:
-    """All of one area together."""
+    """The laws, by area."""
     areas: dict[str, dict[str, list[Row]]] = {}
     for row in result.rows:
         areas.setdefault(_area(row.law), {}).setdefault(row.law, []).append(row)
@@ -247,7 +376,7 @@ def _beside(result: Result, reports: Sequence[Mapping[str, Any]]) -> Iterator[Ve
             rows.setdefault(row["id"], []).append(row)
     for line in _laws(result):
         cells = [cell(rows[line.id]) if line.id in rows else None for rows in found]
-        yield VersionsLine(line.id, line.area, line.first, cells, [*line.states])
+        yield VersionsLine(line.id, line.level, line.area, line.first, cells, [*line.states])
 
 
 def _version(report: Mapping[str, Any]) -> str:
@@ -263,30 +392,34 @@ def _area(law: str) -> str:
 def _fitting(
     items: Iterable[T], room: int, forms: Sequence[Callable[[T], Markup]]
 ) -> tuple[list[Markup], int]:
-    """Each in the first of its forms, the longest first, that there is room for; for how many there is none.
+    """Each item in the first of its forms that fits, the longest first; then how many items are left out.
 
-    The shortest form has a quarter of the room for itself, and none takes more than an eighth.
+    A quarter of the room is kept for the shortest form. No item takes more than an eighth. A form that there
+    was no room for is not tried again: what is left out is left out from there on.
     """
-    told: list[Markup] = []
-    untold = 0
+    fitting: list[Markup] = []
     reserve, most = room // 4, room // 8
-    for item in items:
-        for form in forms:
-            free = min(most, room - (reserve if form is not forms[-1] else 0))
+    left = [*items]
+    tried = [*forms]
+    for item in left:
+        for form in [*tried]:
+            free = room - (reserve if form is not forms[-1] else 0)
             text = form(item) if free > 0 else Markup("")
             size = len(text.encode("utf-8", "backslashreplace"))
-            if 0 < size <= free:
-                told.append(text)
+            if 0 < size <= min(most, free):
+                fitting.append(text)
                 room -= size
                 break
-        else:
-            untold += 1
-    return told, untold
+            if size == 0 or size > free:
+                tried.remove(form)
+        if not tried:
+            break
+    return fitting, len(left) - len(fitting)
 
 
 def _about(result: Result) -> dict[str, Name]:
-    """How it was run."""
-    told = {
+    """Settings and versions of the run."""
+    facts = {
         "plugin": result.target.get("plugin") or "",
         "depth": result.depth,
         "seed": f"{result.seed}",
@@ -295,8 +428,8 @@ def _about(result: Result) -> dict[str, Name]:
         "strict": "broken robustness laws count, too" if result.strict else "",
         "took": f"{result.elapsed_seconds:.1f} s",
     }
-    told |= dict(sorted(result.environment.items()))
-    return {name: Name(value) for name, value in [*told.items()][:_MOST_WORDS] if value}
+    facts |= dict(sorted(result.environment.items()))
+    return {name: Name(value) for name, value in [*facts.items()][:_MOST_FACTS] if value}
 
 
 def _capabilities(result: Result) -> Iterator[str]:
@@ -305,7 +438,7 @@ def _capabilities(result: Result) -> Iterator[str]:
 
 
 def _lines(lines: Iterable[str]) -> Lines:
-    """As many of them as there is room for."""
+    """The lines that fit."""
     kept: list[str] = []
     room = _ROOM_FOR_LINES
     more = 0
@@ -342,12 +475,12 @@ def _coverage(result: Result, reached: Reached) -> dict[str, Any]:
 
 
 def shown(text: str, limit: int) -> str:
-    """The text as it can be shown, not longer than the limit even where it has to be written as escapes."""
+    """The text as it can be shown, within the limit even where it has to be written as escapes."""
     return visible(visible(text, limit), limit)
 
 
 def _finalize(value: Any) -> Any:
-    """What a template shows. It is escaped after that."""
+    """A value as a template shows it, before it is escaped."""
     match value:
         case Markup() | int():
             return value
@@ -357,7 +490,7 @@ def _finalize(value: Any) -> Any:
             return shown(value, _LONGEST_NAME)
         case str():
             return shown(value, _LONGEST_TEXT)
-    raise TypeError(f"a template is not to show {type(value).__name__}")
+    raise TypeError(f"a template shows text and numbers, not {type(value).__name__}")
 
 
 @cache
@@ -370,7 +503,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.globals["kinds"] = KINDS
+    templates.globals |= {"kinds": KINDS, "column": COLUMN}
     templates.filters["name"] = Name
     templates.filters["marked"] = _marked
     return templates
@@ -387,5 +520,5 @@ def _own(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """How a policy names what is in the page itself: nothing else is run, or styles anything."""
+    """The digest by which the policy of the page admits its own style and script, and nothing else."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,42 +1,45 @@
-"""Who holds which block, operation by operation, as the probes of a pool or of a cache tell it.
+"""The story of a run: its operations as steps, the block tables after each, and a chart of blocks by step.
 
-What a target answers may be anything. What is not as the protocol has it is not drawn.
+A target may answer anything. The chart shows only what has the form of docs/targets.md.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from kvref_conformance.report.narrate import describe_outcome, narrate
+from kvref_conformance.report.narrate import PROBES, describe_answer, narrate
 
-PROBES = ("cache.state", "pool.state")
 _CREATE = ("cache.create", "pool.create")
 
 MOST_STEPS = 80
-"""Operations that are told of one run, the last ones: the law breaks there."""
+"""The last steps of a run that are shown. The law breaks there."""
 _MOST_COLUMNS = 60
 _MOST_BLOCKS = 48
 _MOST_LOOKED_AT = 2_000
 _MOST_BARS = 600
-_MOST_PLACES = 600
-"""Of all tables behind the operations of a run."""
+_MOST_ENTRIES = 600
+"""Of all block tables of a run."""
 _MOST_CELLS = 32
-"""Of one table."""
+"""Of one block table."""
 _MOST_TABLES = 16
 
 COLOURS = 8
-"""How many requests have colours of their own."""
+"""Requests with a colour of their own."""
 
-_LEFT, _TOP, _COLUMN, _ROW = 44, 20, 30, 18
-"""Pixels: for the numbers of blocks, and of steps, and how large a cell is."""
+COLUMN = 44
+_LEFT, _TOP, _ROW = 44, 24, 22
+"""Pixels: the size of a cell, and the margins with the numbers of blocks and steps."""
+_LETTERS = 5
+"""That fit into a cell."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a probe told."""
+    """The state that a probe read."""
 
     free: frozenset[int]
     refs: Sequence[int]
@@ -44,11 +47,11 @@ class State:
     tables: Mapping[str, Sequence[Sequence[int]]]
     """The blocks of each group, by request."""
     of_pool: bool
-    """A pool has no tables, so that its blocks are in none."""
+    """A pool has no block tables."""
 
     @cached_property
     def holders(self) -> dict[int, list[str]]:
-        """The requests in whose tables a block is."""
+        """The requests that have a block in a table."""
         found: dict[int, list[str]] = {}
         for name, table in self.tables.items():
             for block in {block for group in table for block in group}:
@@ -58,7 +61,7 @@ class State:
 
 @dataclass(frozen=True)
 class Cell:
-    """A place of a table."""
+    """An entry of a block table."""
 
     block: str
     changed: bool
@@ -66,7 +69,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """The blocks of a request, by group."""
+    """The block table of a request, by group."""
 
     request: str
     colour: str
@@ -76,17 +79,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Step:
-    """An operation, and what was there behind it if that is not what was there before."""
+    """An operation with its answer, and the block tables after it where they changed."""
 
     number: int
     operation: str
     answer: str
     tables: Sequence[Table]
+    breaks: bool
+    """Whether the comparison of the law belongs here."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A block in one state, for a number of steps."""
+    """A block that stays in one state for a number of steps."""
 
     x: int
     y: int
@@ -103,12 +108,14 @@ class Chart:
     width: int
     height: int
     blocks: Sequence[tuple[int, str]]
-    """Height and number of each."""
+    """Top edge and number of each."""
     columns: Sequence[tuple[int, int]]
-    """Place and number of each step."""
+    """Left edge and number of each step."""
+    broken: int | None
+    """Left edge of the step at which the law breaks."""
     bars: Sequence[Bar]
     kinds: Sequence[str]
-    """Those there are, for the legend."""
+    """For the legend."""
     requests: Sequence[tuple[str, str]]
     """Name and colour."""
     left_out: Sequence[str]
@@ -116,43 +123,70 @@ class Chart:
 
 @dataclass(frozen=True)
 class Run:
-    """What one process did."""
+    """The operations of one process."""
 
     flags: str
     steps: Sequence[Step]
     skipped: int
-    """Operations in front of these that are not told."""
+    """Earlier operations that are left out."""
     without_tables: int
-    """Steps up to here are told without tables, for want of room."""
+    """The tables of steps up to this number are left out."""
+    exact: bool
+    """Whether the law names the step at which it breaks. Otherwise that is the last one."""
     chart: Chart | None
 
 
-def run_of(flags: Sequence[str], operations: Sequence[Mapping[str, Any]]) -> Run:
-    """A run of a trace: its operations, or the events that came of them."""
-    told = [event for event in operations if event.get("op") not in PROBES]
-    lines = _lines(told)
+def run_of(flags: Sequence[str], operations: Sequence[Mapping[str, Any]], expected: str | None = None) -> Run:
+    """A run of a trace: its operations, or its events, which have answers.
+
+    Args:
+        flags: of the interpreter.
+        operations: in order, probes included.
+        expected: the expectation that this run breaks, or None if it is not known to break one.
+    """
+    performed = [event for event in operations if event.get("op") not in PROBES]
+    lines = _lines(performed)
+    named = _named_step(performed, expected or "")
+    breaks = (named or len(performed)) if expected is not None else 0
     states = _states(operations)
     null, reserved = _kept(operations)
     colours = _colours(states)
     steps = []
     before: State | None = None
-    for number, (event, line) in enumerate(zip(told, lines, strict=True), 1):
+    for number, (event, line) in enumerate(zip(performed, lines, strict=True), 1):
         state = states.get(number)
         changed = state is not None and (before is None or state.tables != before.tables)
         tables = _tables(state, before, null, colours) if state is not None and changed else []
-        steps.append(Step(number, line, _answer(event), tables))
+        steps.append(Step(number, line, _answer(event), tables, number == breaks))
         before = state or before
-    told_steps, without = _with_room(steps[-MOST_STEPS:])
-    chart = _chart(states, null, reserved, colours)
-    return Run(" ".join(flags), told_steps, max(0, len(steps) - MOST_STEPS), without, chart)
+    shown, without = _with_room(steps[-MOST_STEPS:])
+    chart = _chart(states, null, reserved, colours, breaks)
+    return Run(" ".join(flags), shown, len(steps) - len(shown), without, named is not None, chart)
+
+
+def _named_step(performed: Sequence[Mapping[str, Any]], expected: str) -> int | None:
+    """The number of the last operation that fits the beginning of an expectation, if one does.
+
+    Laws begin it with `after free: ` or `allocate(request=r2, new=1): `.
+    """
+    named = re.match(r"(after )?(?:[a-z]+\.)?([a-z_]+)(\((?:request=([^,)]*))?)?", expected)
+    if named is None or not (named[1] or named[3]):
+        return None
+    for number in range(len(performed), 0, -1):
+        event = performed[number - 1]
+        if event["op"].partition(".")[2] == named[2] and (
+            named[4] is None or event["args"].get("request") == named[4]
+        ):
+            return number
+    return None
 
 
 def _with_room(steps: list[Step]) -> tuple[list[Step], int]:
-    """The steps, the last ones with tables, and the number of the last that has none for want of room."""
-    places = 0
+    """The steps, where the last ones keep their tables, and the number of the last one without."""
+    entries = 0
     for step in reversed(steps):
-        places += sum(len(group) for table in step.tables for group in table.groups)
-        if places > _MOST_PLACES:
+        entries += sum(len(group) for table in step.tables for group in table.groups)
+        if entries > _MOST_ENTRIES:
             kept = [each if each.number > step.number else replace(each, tables=[]) for each in steps]
             return kept, step.number
     return steps, 0
@@ -164,16 +198,17 @@ def _lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _answer(event: Mapping[str, Any]) -> str:
-    if event.get("outcome", {"value": None}) == {"value": None}:
+    if "outcome" not in event:
         return ""
     try:
-        return describe_outcome(event["outcome"])
-    except Exception:  # it has the keys of something that can be told in short, and is something else
+        answer = describe_answer(event)
+    except Exception:  # the answer only looks like one that has a sentence
         return repr(event["outcome"])
+    return "" if answer == "done" else answer
 
 
 def _states(operations: Sequence[Mapping[str, Any]]) -> dict[int, State]:
-    """What was probed behind an operation, by its number from 1 on; that of the last probe."""
+    """The state after each operation, by the number of the operation from 1 on. The last probe decides."""
     states: dict[int, State] = {}
     number = 0
     for event in operations:
@@ -185,7 +220,7 @@ def _states(operations: Sequence[Mapping[str, Any]]) -> dict[int, State]:
 
 
 def read_state(outcome: Any) -> State | None:
-    """The state that a probe told, if it is one."""
+    """The state in the outcome of a probe, or None if it has another form."""
     match outcome:
         case {"value": {"free": list() as free, "refs": list() as refs, "keys": dict() as keys} as value}:
             tables = value.get("tables", {})
@@ -202,7 +237,7 @@ def read_state(outcome: Any) -> State | None:
 
 
 def _kept(operations: Sequence[Mapping[str, Any]]) -> tuple[int | None, frozenset[int]]:
-    """The null block, and those that are reserved."""
+    """The null block, and the reserved blocks."""
     for event in operations:
         match event:
             case {"op": operation, "outcome": {"value": {"null": null, "reserved": list() as reserved}}} if (
@@ -237,12 +272,16 @@ def _tables(state: State, before: State | None, null: int | None, colours: Mappi
 
 
 def _chart(
-    states: Mapping[int, State], null: int | None, reserved: frozenset[int], colours: Mapping[str, str]
+    states: Mapping[int, State],
+    null: int | None,
+    reserved: frozenset[int],
+    colours: Mapping[str, str],
+    breaks: int,
 ) -> Chart | None:
     columns: list[tuple[int, State]] = []
     for number, state in states.items():
-        # Behind the last step the law is broken: that all is as before may be why.
-        if number > 0 and (not columns or state != columns[-1][1] or number == max(states)):
+        # The law breaks at the last step, perhaps because nothing changed there.
+        if number > 0 and (not columns or state != columns[-1][1] or number in (breaks, max(states))):
             columns.append((number, state))
     shown = columns[-_MOST_COLUMNS:]
     kept = {*reserved, null}
@@ -259,14 +298,17 @@ def _chart(
         bars := [bar for row, block in enumerate(blocks) for bar in _bars(row, block, shown, colours)]
     ) > (_MOST_BARS):
         shown = shown[(len(shown) + 1) // 2 :]
-    left_out = [f"{len(columns) - len(shown)} columns in front"] if len(columns) > len(shown) else []
+    left_out = [f"{len(columns) - len(shown)} earlier steps"] if len(columns) > len(shown) else []
     left_out += [f"{more_blocks} more blocks"] if more_blocks > 0 else []
     kinds = {bar.kind for bar in bars}
     return Chart(
-        width=_LEFT + _COLUMN * len(shown) + 2,
+        width=_LEFT + COLUMN * len(shown) + 2,
         height=_TOP + _ROW * len(blocks) + 2,
         blocks=[(_TOP + _ROW * row, f"{block}") for row, block in enumerate(blocks)],
-        columns=[(_LEFT + _COLUMN * place, number) for place, (number, _) in enumerate(shown)],
+        columns=[(_LEFT + COLUMN * place, number) for place, (number, _) in enumerate(shown)],
+        broken=next(
+            (_LEFT + COLUMN * place for place, (number, _) in enumerate(shown) if number == breaks), None
+        ),
         bars=bars,
         kinds=[kind for kind in KINDS if kind in kinds],
         requests=[*colours.items()][: 2 * COLOURS],
@@ -275,37 +317,37 @@ def _chart(
 
 
 KINDS = {
-    "shared": "in tables of several requests",
-    "refs": "held, as often as the number says",
-    "stray": "held, and in no table",
-    "cached": "free, and still has a key",
-    "lost": "neither free nor held",
-    "clash": "free, and held all the same",
+    "shared": "in the tables of several requests",
+    "refs": "referenced, with the reference count",
+    "stray": "referenced, with the reference count, and in no table",
+    "cached": "free and cached",
+    "lost": "neither free nor referenced",
+    "clash": "free, but referenced or in a table",
 }
-"""What a block can be, other than free or in the table of one request."""
+"""States of a block, other than free or in the table of one request."""
 
 
 def _kind(state: State, block: int, colours: Mapping[str, str]) -> tuple[str, str]:
-    """What a block is, and a word to write into it."""
+    """The state of a block, and a label for it."""
     holders = state.holders.get(block, [])
-    held = state.refs[block] if block < len(state.refs) else 0
-    if block in state.free and (holders or held):
-        return "clash", " ".join(holders) or f"{held}"
+    references = state.refs[block] if block < len(state.refs) else 0
+    if block in state.free and (holders or references):
+        return "clash", f"!{' '.join(holders) or references}"
     if len(holders) > 1:
         return "shared", " ".join(holders)
     if holders:
         return colours[holders[0]], holders[0]
-    if held:
-        return ("refs" if state.of_pool else "stray"), f"{held}"
+    if references:
+        return ("refs" if state.of_pool else "stray"), f"{references}"
     if block in state.free:
         return ("cached", "key") if block in state.keyed else ("free", "")
-    return "lost", ""
+    return "lost", "lost"
 
 
 def _bars(
     row: int, block: int, columns: Sequence[tuple[int, State]], colours: Mapping[str, str]
 ) -> Iterator[Bar]:
-    """The stretches in which the block is the same, but for those in which it is free."""
+    """One bar for each stretch of steps in which the block is in one state, other than free."""
     start = 0
     kinds = [_kind(state, block, colours) for _, state in columns]
     for end in range(1, len(kinds) + 1):
@@ -313,9 +355,9 @@ def _bars(
             continue
         kind, label = kinds[start]
         if kind != "free":
-            x, y = _LEFT + _COLUMN * start, _TOP + _ROW * row
+            x, y = _LEFT + COLUMN * start, _TOP + _ROW * row
             first, last = columns[start][0], columns[end - 1][0]
             when = f"step {first}" if first == last else f"steps {first} to {last}"
-            told = f"block {block}, {when}: {KINDS.get(kind) or label}"
-            yield Bar(x, y, _COLUMN * (end - start), kind, label[: 4 * (end - start)], told)
+            title = f"block {block}, {when}: {KINDS.get(kind) or label}"
+            yield Bar(x, y, COLUMN * (end - start), kind, label[: _LETTERS * (end - start)], title)
         start = end

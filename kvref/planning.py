@@ -38,6 +38,7 @@ from kvref.specs import (
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
+from kvref.uniform import get_uniform_type_specs
 
 __all__ = [
     "BlockSizeWarning",
@@ -305,7 +306,7 @@ def get_kv_cache_groups(
         return []
     with suppress(SpecMergeError):
         return [KVCacheGroupSpec(tuple(specs), _merged(specs.values()))]
-    composite = UniformTypeKVCacheSpecs.from_specs(specs)
+    composite = get_uniform_type_specs(specs)
     if composite is not None and len({KVCacheSpecRegistry.get_manager_class(s) for s in specs.values()}) == 1:
         return [KVCacheGroupSpec(tuple(specs), composite)]
     if disable_hybrid_kv_cache_manager:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 
-from kvref.errors import InvalidSpecError, SpecMergeError, UnregisteredSpecError
+from kvref.errors import InvalidSpecError, SpecMergeError
 
 __all__ = [
     "AttentionSpec",
@@ -220,30 +220,6 @@ class KVCacheSpec:
         if any(value != values[0] for value in values):
             raise ValueError(" and ".join(dict.fromkeys(map(repr, values))))
         return values[0]
-
-    def is_uniform_with_collection(self, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
-        """Whether this spec and those of all the layers always need the same number of token slots.
-
-        They do when they have one registered uniform base and equal `uniform_key`s. So the answer is
-        symmetric and does not depend on order (vLLM asks only the first spec, which may know less than the
-        others).
-
-        Raises:
-            UnregisteredSpecError: one of them is not registered.
-        """
-        from kvref.registry import KVCacheSpecRegistry
-
-        KVCacheSpecRegistry.check_kv_cache_spec_registry(kv_cache_specs)
-        own_base = KVCacheSpecRegistry.get_uniform_type_base_spec(self)
-        if own_base is None:
-            raise UnregisteredSpecError(
-                f"{type(self).__name__} is not registered: use @register_kv_cache_spec"
-            )
-        return all(
-            KVCacheSpecRegistry.get_uniform_type_base_spec(spec) is own_base
-            and spec.uniform_key == self.uniform_key
-            for spec in kv_cache_specs.values()
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -674,32 +650,6 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
                     f"{type(self).__name__} of block_size {self.block_size}: layer {layer_name!r} has "
                     f"block_size {spec.block_size}; all must have the same"
                 )
-
-    @classmethod
-    def is_uniform_type(cls, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
-        """Whether the layers have one block size and are uniform. No layers are of no type: False.
-
-        Raises:
-            UnregisteredSpecError: a layer's spec is not registered.
-        """
-        if not kv_cache_specs:
-            return False
-        first = next(iter(kv_cache_specs.values()))
-        # Ask before comparing block sizes, so that an unregistered spec is refused in any case.
-        uniform = first.is_uniform_with_collection(kv_cache_specs)
-        return uniform and len({spec.block_size for spec in kv_cache_specs.values()}) == 1
-
-    @classmethod
-    def from_specs(cls, kv_cache_specs: Mapping[str, KVCacheSpec]) -> Self | None:
-        """The composite of these layers, or None when they are not of one type.
-
-        Raises:
-            UnregisteredSpecError: a layer's spec is not registered.
-        """
-        if not cls.is_uniform_type(kv_cache_specs):
-            return None
-        first = next(iter(kv_cache_specs.values()))
-        return cls(block_size=first.block_size, kv_cache_specs=kv_cache_specs)
 
     @property
     def page_size_bytes(self) -> int:

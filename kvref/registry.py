@@ -1,9 +1,9 @@
 """The registry: which manager a spec class has, and with which specs it may share a group.
 
-Each registered spec class has an *entry*: its manager and its uniform base. A look-up walks the MRO of the class
-and returns the first entry, so a subclass without an entry of its own follows its nearest registered ancestor.
-An *override* changes an entry. A *substitute* replaces the class: the planner rebuilds each spec of exactly
-that class as one of the substitute. This follows vLLM PR 37505 and, for overrides and substitutes, RFC 36668.
+Each registered spec class has an *entry*: its manager and its uniform base. A look-up walks the MRO of the
+class and returns the first entry, so a subclass without an entry of its own follows its nearest registered
+ancestor. An *override* changes an entry. A *substitute* replaces the class: the planner rebuilds each spec of
+exactly that class as a spec of the substitute. Sources: vLLM PR 37505; RFC 36668 for overrides and substitutes.
 
 The order of calls does not change the answers. The built-in classes have their entries from the start, and
 each look-up first makes sure that the hook of the current platform has run.
@@ -106,7 +106,7 @@ class KVCacheSpecRegistry:
             uniform_type_base_spec: the class itself, which is the default, or an ancestor to be grouped with.
 
         Raises:
-            ConflictingRegistrationError: the class is registered with another manager or base. Nothing changes.
+            ConflictingRegistrationError: the class has another manager or base already. Nothing changes.
             RegistrationError: no manager, or a base that is no ancestor. Nothing changes.
         """
         base = kvcache_spec_cls if uniform_type_base_spec is None else uniform_type_base_spec
@@ -132,8 +132,8 @@ class KVCacheSpecRegistry:
 
         Raises:
             UnregisteredSpecError: the class has no entry of its own. Nothing changes.
-            RegistrationError: nothing is given; the base is no ancestor; the substitute is no subclass, lacks a
-                field, or adds one without a default. Nothing changes.
+            RegistrationError: nothing is given; the base is no ancestor; the substitute is no subclass, lacks
+                a field, or adds one without a default. Nothing changes.
         """
         cls._shared.change(
             lambda table: table.override(kvcache_spec_cls, manager_class, uniform_type_base_spec, substitute)

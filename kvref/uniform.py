@@ -1,7 +1,7 @@
 """Which layers are uniform: they always need the same number of token slots, so they may share a group.
 
-Two specs are uniform if they have one registered uniform base and equal `uniform_key`s. So the answer does not
-depend on the order of layers. (vLLM asks the first spec alone, which may know less than the others.)
+Two specs are uniform if they have one registered uniform base and equal `uniform_key`s. So the order of the
+layers does not matter. (vLLM asks the first spec alone, which may know less than the others.)
 """
 
 from __future__ import annotations

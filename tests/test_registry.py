@@ -292,7 +292,9 @@ def test_substitutes_chain_and_are_undone_one_by_one() -> None:
     assert type(Registry.resolve(full)) is AcmeChildSpec
     assert type(Registry.resolve(AcmeSpec(**ATTENTION, tile=7))) is AcmeChildSpec
     assert Registry.resolve(AcmeSpec(**ATTENTION, tile=7)) == AcmeChildSpec(**ATTENTION, tile=7)
-    with pytest.raises(RegistrationError, match=r"substitute of AcmeSpec must be a subclass of AcmeSpec.*\.FullAttentionSpec"):
+    with pytest.raises(
+        RegistrationError, match=r"substitute of AcmeSpec must be a subclass of AcmeSpec.*\.FullAttentionSpec"
+    ):
         Registry.override(AcmeSpec, substitute=FullAttentionSpec)
     Registry.remove_substitute(AcmeSpec)
     assert type(Registry.resolve(full)) is AcmeSpec

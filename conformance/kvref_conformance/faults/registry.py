@@ -64,7 +64,6 @@ def hook_never_run() -> ReferenceTarget:
 
 def built_ins_only_into_an_empty_table() -> ReferenceTarget:
     """A look-up registers the built-ins only when nobody has registered anything (as vLLM does)."""
-
     shared = KVCacheSpecRegistry._shared
     # One thread at a time: what others see meanwhile is another fault.
     turn = threading.RLock()

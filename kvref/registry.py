@@ -3,7 +3,8 @@
 Each registered spec class has an *entry*: its manager and its uniform base. A look-up walks the MRO of the
 class and returns the first entry, so a subclass without an entry of its own follows its nearest registered
 ancestor. An *override* changes an entry. A *substitute* replaces the class: the planner rebuilds each spec of
-exactly that class as a spec of the substitute. Sources: vLLM PR 37505; RFC 36668 for overrides and substitutes.
+exactly that class as a spec of the substitute. Sources: vLLM PR 37505, and RFC 36668 for overrides and
+substitutes.
 
 The order of calls does not change the answers. The built-in classes have their entries from the start, and
 each look-up first makes sure that the hook of the current platform has run.

@@ -55,27 +55,6 @@ class KVCacheSpecMetadata:
         )
 
 
-BUILT_IN: Mapping[SpecClass, KVCacheSpecMetadata] = {
-    spec_class: KVCacheSpecMetadata(spec_class, manager_class, base)
-    for spec_class, manager_class, base in (
-        (specs.FullAttentionSpec, managers.FullAttentionManager, specs.FullAttentionSpec),
-        (specs.MLAAttentionSpec, managers.FullAttentionManager, specs.FullAttentionSpec),
-        (specs.HiddenStateCacheSpec, managers.FullAttentionManager, specs.FullAttentionSpec),
-        (specs.TQFullAttentionSpec, managers.FullAttentionManager, specs.FullAttentionSpec),
-        (specs.SinkFullAttentionSpec, managers.SinkFullAttentionManager, specs.FullAttentionSpec),
-        (specs.SlidingWindowSpec, managers.SlidingWindowManager, specs.SlidingWindowSpec),
-        (specs.SlidingWindowMLASpec, managers.SlidingWindowManager, specs.SlidingWindowMLASpec),
-        (
-            specs.ChunkedLocalAttentionSpec,
-            managers.ChunkedLocalAttentionManager,
-            specs.ChunkedLocalAttentionSpec,
-        ),
-        (specs.MambaSpec, managers.MambaManager, specs.MambaSpec),
-        (specs.CrossAttentionSpec, managers.CrossAttentionManager, specs.CrossAttentionSpec),
-    )
-}
-
-
 @dataclass(frozen=True)
 class SpecTable:
     """Entries and substitutes. Each change returns a new table, or raises."""
@@ -188,3 +167,24 @@ def _parameters(spec_class: SpecClass) -> dict[str, dataclasses.Field[object]]:
 def _require_subclass(value: object, parent: type, argument: str) -> None:
     if not (isinstance(value, type) and issubclass(value, parent)):
         raise RegistrationError(f"{argument} must be a subclass of {parent.__name__}, not {value!r}")
+
+
+BUILT_IN: Mapping[SpecClass, KVCacheSpecMetadata] = {
+    spec_class: KVCacheSpecMetadata(spec_class, manager_class, base)
+    for spec_class, manager_class, base in (
+        (specs.FullAttentionSpec, managers.FullAttentionManager, specs.FullAttentionSpec),
+        (specs.MLAAttentionSpec, managers.FullAttentionManager, specs.FullAttentionSpec),
+        (specs.HiddenStateCacheSpec, managers.FullAttentionManager, specs.FullAttentionSpec),
+        (specs.TQFullAttentionSpec, managers.FullAttentionManager, specs.FullAttentionSpec),
+        (specs.SinkFullAttentionSpec, managers.SinkFullAttentionManager, specs.FullAttentionSpec),
+        (specs.SlidingWindowSpec, managers.SlidingWindowManager, specs.SlidingWindowSpec),
+        (specs.SlidingWindowMLASpec, managers.SlidingWindowManager, specs.SlidingWindowMLASpec),
+        (
+            specs.ChunkedLocalAttentionSpec,
+            managers.ChunkedLocalAttentionManager,
+            specs.ChunkedLocalAttentionSpec,
+        ),
+        (specs.MambaSpec, managers.MambaManager, specs.MambaSpec),
+        (specs.CrossAttentionSpec, managers.CrossAttentionManager, specs.CrossAttentionSpec),
+    )
+}

@@ -319,7 +319,7 @@ def test_copies_derive_their_padding_anew() -> None:
     assert spec.copy_with_new_block_size(8).page_size_bytes == 1000
     explicit = full(page_size_padded=2000)
     assert explicit.copy_with_new_block_size(8).page_size_bytes == 2000
-    with pytest.raises(InvalidSpecError, match=r"2000 bytes.*block_size 32 holds 2048"):
+    with pytest.raises(InvalidSpecError, match=r"2000 bytes.*block_size 32 needs 2048"):
         explicit.copy_with_new_block_size(32)
 
 

@@ -107,8 +107,8 @@ class KVCacheGroupSpec:
             if sharer not in self._members or owner not in owners:
                 raise InvalidConfigError(
                     f"layer {sharer!r} cannot share the cache of {owner!r} in a group of "
-                    f"{', '.join(self.layer_names) or 'no layers'}: both must be in it, and {owner!r} must have "
-                    "a cache of its own"
+                    f"{', '.join(self.layer_names) or 'no layers'}: both must be in it, and {owner!r} must "
+                    "have a cache of its own"
                 )
         if isinstance(self.kv_cache_spec, UniformTypeKVCacheSpecs):
             known = set(self.kv_cache_spec.kv_cache_specs)

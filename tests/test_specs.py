@@ -202,7 +202,7 @@ def test_bad_block_size(spec_class: type[KVCacheSpec], value: object) -> None:
         (MambaSpec, {"mamba_cache_mode": ["none"]}, "mamba_cache_mode"),
         (MambaSpec, {"mamba_type": 2}, "mamba_type"),
         (MambaSpec, {"num_speculative_blocks": -1}, "num_speculative_blocks"),
-        (MambaSpec, {"page_size_padded": 33}, "page_size_padded is 33 .* holds 34"),
+        (MambaSpec, {"page_size_padded": 33}, "page_size_padded is 33 .* needs 34"),
     ],
 )
 def test_impossible_fields(spec_class: type[KVCacheSpec], fields: dict[str, Any], message: str) -> None:

@@ -170,12 +170,12 @@ REFUSALS: dict[str, Refusal] = {
     # blocks
     "no blocks": (
         InvalidConfigError,
-        r"num_blocks must be at least 1, the null block, not 0 \(layers: a, b\)",
+        r"num_blocks must be at least 1, for the null block, not 0 \(layers: a, b\)",
         lambda: KVCacheConfig(0, [], [group("ab")]),
     ),
     "fewer than none": (
         InvalidConfigError,
-        r"num_blocks must be at least 1, the null block, not -1 \(layers: none\)",
+        r"num_blocks must be at least 1, for the null block, not -1 \(layers: none\)",
         lambda: KVCacheConfig(-1, [], []),
     ),
     "pool without blocks": (BlockError, "not 0 blocks", lambda: BlockPool(0, True, 16)),

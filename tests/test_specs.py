@@ -167,7 +167,7 @@ def test_bad_block_size(spec_class: type[KVCacheSpec], value: object) -> None:
         (FullAttentionSpec, {"kv_quant_mode": "acme_int5"}, "acme_int5.*state_content_bytes"),
         (FullAttentionSpec, {"state_content_bytes": 0}, "state_content_bytes"),
         (FullAttentionSpec, {"page_size_padded": 0}, "page_size_padded"),
-        (FullAttentionSpec, {"page_size_padded": 1023}, "page_size_padded is 1023 .* holds 1024"),
+        (FullAttentionSpec, {"page_size_padded": 1023}, "page_size_padded is 1023 .* needs 1024"),
         (FullAttentionSpec, {"page_size_padded": 1100, "alignment": 512}, "1100 .* alignment 512"),
         (FullAttentionSpec, {"alignment": 0}, "alignment"),
         (FullAttentionSpec, {"tokens_per_state": 0}, "tokens_per_state"),

@@ -3,7 +3,7 @@
 Import what you need from its modules:
 
 * `kvref.specs`, `kvref.registry`, `kvref.platform`: what the layers of a model keep in the cache
-* `kvref.planning`, `kvref.sharing`: groups of layers, and the memory that they get
+* `kvref.uniform`, `kvref.planning`, `kvref.sharing`: groups of layers, and the memory that they get
 * `kvref.layout`, `kvref.tensors`, `kvref.canonical`: where the memory is, and views of it
 * `kvref.cache`: the cache manager that serves requests, with `kvref.coordinators`, `kvref.managers`,
   `kvref.pool`, `kvref.hashing` and `kvref.events`

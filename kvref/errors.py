@@ -1,7 +1,7 @@
-"""The refusals of kvref.
+"""The errors that kvref raises.
 
-Each is a subclass of the built-in exception that a caller of the same function in vLLM would catch, and none
-is raised by `assert`: a refusal must survive `python -O`.
+Each derives from the built-in exception that a caller of the same function in vLLM would catch. None is an
+`assert`, which `python -O` would remove.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ __all__ = [
 
 
 class InvalidSpecError(ValueError):
-    """A spec, or a number it is sized with, cannot be right: names class, field and value."""
+    """A spec, or a number that sizes it, is impossible. The message names class, field and value."""
 
 
 class SpecMergeError(ValueError):
-    """Specs that do not describe the same cache were to be merged."""
+    """Specs cannot be merged, because they do not describe one cache."""
 
 
 class RegistrationError(ValueError):
-    """A registration that makes no sense, whatever is registered already."""
+    """A registration is impossible, whatever is registered already."""
 
 
 class ConflictingRegistrationError(RegistrationError):
-    """The name or class is registered already, and differently. What was registered stays."""
+    """The class is registered already, with another manager or base. That registration stays."""
 
 
 class UnregisteredSpecError(RegistrationError, LookupError):
-    """A spec class that nobody registered, nor any ancestor of it."""
+    """Neither the spec class nor an ancestor of it is registered."""
 
 
 class SpecKindError(TypeError):
-    """A manager was given a spec of a kind it does not manage."""
+    """A manager got a spec of a kind that it does not manage."""
 
 
 class BlockError(ValueError):
-    """Blocks were taken, given back or named in a way that cannot be right. Nothing has changed."""
+    """Blocks cannot be allocated, freed or looked up like this. Nothing has changed."""
 
 
 class PoolExhaustedError(BlockError):
-    """More blocks were taken than are free. Nothing has changed."""
+    """More blocks were requested than are free. Nothing has changed."""
 
 
 class InvalidRequestError(ValueError):
-    """A request, or what was asked for it, cannot be right. Nothing has changed."""
+    """A request, or a call for it, is impossible. Nothing has changed."""
 
 
 class InvalidConfigError(ValueError):
-    """Groups, sizes or budgets that do not fit together: names them and their values."""
+    """Groups, sizes or budgets do not fit together. The message names them and their values."""
 
 
 class KVSharingError(InvalidConfigError, KeyError):
-    """Layers share caches in a way that leads to none: names the layers, in the order in which they do."""
+    """Layers share caches, but no layer among them has one. The message names them along the chain."""
 
     def __str__(self) -> str:
-        # KeyError would show the message as a string's repr.
+        # KeyError would show the repr of the message.
         return str(self.args[0]) if self.args else ""
 
 
 class OutOfCacheMemoryError(MemoryError):
-    """There is not enough memory for the tensors of a cache. None of them is kept."""
+    """There is too little memory for the tensors of a cache. None of them is kept."""
 
 
 class PlatformError(RuntimeError):
-    """A platform plugin could not be chosen, loaded, or run."""
+    """A platform plugin could not be chosen or loaded, or its hook failed."""

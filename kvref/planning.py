@@ -1,13 +1,13 @@
-"""Which layers share blocks, and how many blocks there are: the configuration of a KV cache.
+"""The configuration of a KV cache: which layers form a group, and how many blocks there are.
 
-Layers of one *group* share block tables. All groups take their blocks from one pool, so that a block of one
-group must be as large as that of any other: pages are made equal first (`unify_kv_cache_spec_page_size`), and
-the groups have the same number of layers, as far as that goes. Then the layers that come first in each group
-share one tensor, those that come second another: a block is at any time in use by one group alone.
+The layers of one *group* share a block table. All groups allocate from one pool, so a block must have the
+same size in every group. Planning therefore makes all pages equal (`unify_kv_cache_spec_page_size`) and all
+groups equally long, as far as possible. Then the first layers of all groups share one tensor, the second
+layers another, and so on. That works because a block belongs to one group at a time.
 
-If the layers form a single group there is nothing to share, and every layer has a tensor of its own.
+With a single group there is nothing to share: every layer has its own tensor.
 
-No plan depends on the order of the layers, but for which of equal layers go together.
+The order of the layers decides only which layers with equal specs share a group.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from kvref.specs import (
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
+from kvref.uniform import get_uniform_type_specs
 
 __all__ = [
     "BlockSizeWarning",
@@ -58,15 +59,15 @@ LayerSpecs = Mapping[str, KVCacheSpec]
 
 
 class BlockSizeWarning(UserWarning):
-    """Making pages equal has made cache hits much coarser than the layers asked for."""
+    """Equal pages make prefix hits much coarser than the layers' own block sizes would."""
 
 
 @dataclass(frozen=True)
 class KVCacheTensor:
-    """Memory of layers that take turns to use its blocks, one of each group at most.
+    """Memory for layers of different groups: a block is in use by one of them at a time.
 
     Raises:
-        InvalidConfigError: at construction, for no layers.
+        InvalidConfigError: at construction, if there are no layers.
     """
 
     size: int
@@ -77,25 +78,26 @@ class KVCacheTensor:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared_by", tuple(self.shared_by))
         if not self.shared_by:
-            raise InvalidConfigError(f"a tensor of {self.size} bytes is for no layers")
+            raise InvalidConfigError(f"a tensor of {self.size} bytes is for no layers: name its layers")
 
 
 @dataclass(frozen=True)
 class KVCacheGroupSpec:
-    """Layers that share block tables.
+    """Layers that share a block table.
 
     Raises:
-        InvalidConfigError: at construction, for other layers than the spec's.
+        InvalidConfigError: at construction, if a composite spec has other layers, or a layer shares a cache
+            that is not in the group.
     """
 
     layer_names: Sequence[str]
-    """None on a worker that has no layer of the group."""
+    """Empty on a worker that has no layer of the group."""
     kv_cache_spec: KVCacheSpec
-    """Of each of the layers, or the composite of their specs."""
+    """The spec of every layer, or the composite of their specs."""
     is_eagle_group: bool = False
-    """Whether draft layers that read one token ahead are among them."""
+    """Whether the group has layers of a draft model that read one token ahead."""
     kv_sharing_layers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Those of the layers that use the cache of another of them, which has one (see `kvref.sharing`)."""
+    """The layer whose cache a layer uses, for layers without their own (see `kvref.sharing`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_names", tuple(self.layer_names))
@@ -105,13 +107,15 @@ class KVCacheGroupSpec:
             if sharer not in self._members or owner not in owners:
                 raise InvalidConfigError(
                     f"layer {sharer!r} cannot share the cache of {owner!r} in a group of "
-                    f"{', '.join(self.layer_names) or 'no layers'}"
+                    f"{', '.join(self.layer_names) or 'no layers'}: both must be in it, and {owner!r} must "
+                    "have a cache of its own"
                 )
         if isinstance(self.kv_cache_spec, UniformTypeKVCacheSpecs):
             known = set(self.kv_cache_spec.kv_cache_specs)
             if known != owners:
                 raise InvalidConfigError(
-                    f"a group of layers {sorted(owners)} has a composite spec of {sorted(known)}"
+                    f"a group of layers {sorted(owners)} has a composite spec of layers "
+                    f"{sorted(known)}: give both the same layers"
                 )
 
     @cached_property
@@ -120,14 +124,14 @@ class KVCacheGroupSpec:
 
     @property
     def owning_layers(self) -> tuple[str, ...]:
-        """The layers that have a cache of their own."""
+        """The layers with a cache of their own."""
         return tuple(name for name in self.layer_names if name not in self.kv_sharing_layers)
 
     def spec_of(self, layer_name: str) -> KVCacheSpec:
-        """The spec of one of the layers.
+        """The spec of a layer of the group.
 
         Raises:
-            InvalidConfigError: it is none of them.
+            InvalidConfigError: the layer is not in the group.
         """
         if layer_name not in self._members:
             raise InvalidConfigError(
@@ -140,22 +144,22 @@ class KVCacheGroupSpec:
 
 @dataclass(frozen=True)
 class KVCacheConfig:
-    """All that the scheduler and the workers must agree on.
+    """What the scheduler and the workers must agree on.
 
     Raises:
-        InvalidConfigError: at construction, for fewer than one block (the null block), a layer that is twice
-            in groups or in tensors, a layer that should have memory and has none or the reverse, or a tensor
-            that is not `num_blocks` pages of each of its layers.
+        InvalidConfigError: at construction, if there is no block, not even the null block; if a layer is in
+            two groups or two tensors; if a layer of a group lacks memory, or a layer has memory and no
+            group; or if the size of a tensor is not `num_blocks` pages of each of its layers.
     """
 
     num_blocks: int
     """Blocks of the pool, the null block included."""
     kv_cache_tensors: Sequence[KVCacheTensor]
-    """Memory of the layers; none where only the scheduler's side is wanted."""
+    """Memory of the layers; empty if only the scheduler uses the configuration."""
     kv_cache_groups: Sequence[KVCacheGroupSpec]
     runner_only_attn_layers: Collection[str] = ()
-    """Layers of groups that keep nothing, and of which only the model runner knows. Those that share the
-    memory of others may be among them, and need not be."""
+    """Layers of groups that have no memory of their own and concern only the model runner. Layers that share
+    a cache may be listed here, but need not be."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_cache_tensors", tuple(self.kv_cache_tensors))
@@ -164,13 +168,15 @@ class KVCacheConfig:
         if type(self.num_blocks) is not int or self.num_blocks < 1:
             names = ", ".join(name for group in self.kv_cache_groups for name in group.layer_names)
             raise InvalidConfigError(
-                f"num_blocks must be at least 1, the null block, not {self.num_blocks!r} "
+                f"num_blocks must be at least 1, for the null block, not {self.num_blocks!r} "
                 f"(layers: {names or 'none'})"
             )
         groups = {name: group for group in self.kv_cache_groups for name in group.layer_names}
         _check_names("groups", [name for group in self.kv_cache_groups for name in group.layer_names])
         if unknown := sorted(set(self.runner_only_attn_layers).difference(groups)):
-            raise InvalidConfigError(f"runner-only layers are in no group: {', '.join(unknown)}")
+            raise InvalidConfigError(
+                f"runner_only_attn_layers names layers that are in no group: {', '.join(unknown)}"
+            )
         if not self.kv_cache_tensors:
             return
         stored = [name for tensor in self.kv_cache_tensors for name in tensor.shared_by]
@@ -178,8 +184,8 @@ class KVCacheConfig:
         owning = {name for group in self.kv_cache_groups for name in group.owning_layers}
         if differing := sorted(set(stored) ^ (owning - set(self.runner_only_attn_layers))):
             raise InvalidConfigError(
-                "layers of tensors and those of groups differ, but for the ones that share a cache or are "
-                f"the runner's alone: {', '.join(differing)} are only in one"
+                f"layers {', '.join(differing)} have a tensor and no group, or a group and no tensor: give "
+                "each layer both, unless it shares a cache or is the runner's alone"
             )
         for tensor in self.kv_cache_tensors:
             for name in tensor.shared_by:
@@ -187,7 +193,7 @@ class KVCacheConfig:
                 if tensor.size != self.num_blocks * page:
                     raise InvalidConfigError(
                         f"layer {name!r} needs {self.num_blocks} pages of {page} bytes, but its tensor has "
-                        f"{tensor.size} bytes"
+                        f"{tensor.size} bytes: give it {self.num_blocks * page}"
                     )
 
 
@@ -196,16 +202,17 @@ def get_manager_for_kv_cache_spec(
 ) -> SingleTypeKVCacheManager:
     """Construct the manager that is registered for a spec.
 
-    For a composite that is the manager of its layers' specs, given that of the most demanding layer, the
-    first by name if there are several.
+    For a composite that is the one manager of all its layers. It gets the spec of the layer that needs most
+    blocks, the first by name if several do.
 
     Args:
-        limits: what bounds a request.
-        engine: what `SingleTypeKVCacheManager` takes besides.
+        kv_cache_spec: the spec of a group.
+        limits: the engine's limits.
+        engine: the other arguments of `SingleTypeKVCacheManager`.
 
     Raises:
-        UnregisteredSpecError: there is none.
-        InvalidConfigError: the layers of a composite have several.
+        UnregisteredSpecError: no manager is registered.
+        InvalidConfigError: the layers of a composite have different managers.
     """
     specs = [kv_cache_spec]
     if isinstance(kv_cache_spec, UniformTypeKVCacheSpecs):
@@ -213,7 +220,7 @@ def get_manager_for_kv_cache_spec(
     managers = dict.fromkeys(KVCacheSpecRegistry.get_manager_class(spec) for spec in specs)
     if len(managers) > 1:
         names = sorted(str(manager and manager.__name__) for manager in managers)
-        raise InvalidConfigError(f"layers of one group have several managers: {', '.join(names)}")
+        raise InvalidConfigError(f"layers of one group have different managers: {', '.join(names)}")
     [manager_class] = managers
     if manager_class is None:
         raise UnregisteredSpecError(
@@ -226,18 +233,18 @@ def get_manager_for_kv_cache_spec(
 def _check_names(what: str, names: Sequence[str]) -> None:
     if len({*names}) < len(names):
         repeated = [name for name, times in Counter(names).items() if times > 1]
-        raise InvalidConfigError(f"{what} must have each layer once, not {', '.join(repeated)} several times")
+        raise InvalidConfigError(f"{what} have layers more than once: {', '.join(repeated)}; name each once")
 
 
 def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCacheSpec]:
-    """Make the pages of all layers as large as the largest.
+    """Make the pages of all layers as large as the largest page.
 
-    A smaller page takes as many more tokens as fit, and is padded for the rest. It is only padded if it does
-    not depend on the block size (recurrent layers), or if the sinks of the layer would not fill larger
-    blocks.
+    A layer with smaller pages gets a larger block size, as many tokens as fit, and padding for the rest. It
+    gets padding alone if its page does not depend on the block size (recurrent layers), or if its sinks would
+    not fill the larger blocks.
 
     Raises:
-        InvalidConfigError: a layer's page cannot be made that large.
+        InvalidConfigError: the page of a layer cannot be made that large.
     """
     largest = max((spec.page_size_bytes for spec in kv_cache_spec.values()), default=0)
     unified: dict[str, KVCacheSpec] = {}
@@ -246,14 +253,14 @@ def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCach
             unified[name] = _with_page(spec, largest)
         except InvalidSpecError as error:
             raise InvalidConfigError(
-                f"layer {name!r} of class {type(spec).__name__} cannot have pages of {largest} bytes, like "
-                f"others: {error}"
+                f"layer {name!r} of class {type(spec).__name__} cannot have pages of {largest} bytes, the "
+                f"largest of all layers: {error}"
             ) from error
     before = lcm(*(spec.block_size for spec in kv_cache_spec.values()))
     after = lcm(*(spec.block_size for spec in unified.values()))
     if after > 2 * before:
         warnings.warn(
-            f"pages of {largest} bytes for all layers make cache hits multiples of {after} tokens, where the "
+            f"with pages of {largest} bytes for all layers, prefix hits are multiples of {after} tokens; the "
             f"layers' own block sizes would make them multiples of {before}",
             BlockSizeWarning,
             stacklevel=2,
@@ -268,7 +275,7 @@ def _with_page(spec: KVCacheSpec, page: int) -> KVCacheSpec:
     block_size = page // spec.page_size_bytes * spec.block_size
     sinks = spec.sink_len if isinstance(spec, SinkFullAttentionSpec) else 0
     if isinstance(spec, AttentionSpec) and sinks % block_size == 0:
-        # Padding is for one block size, and added anew where a page does not fill the largest.
+        # Padding belongs to one block size. Below, a page that is still too small gets new padding.
         made = replace(spec, page_size_padded=None).copy_with_new_block_size(block_size)
     if made.page_size_bytes != page and isinstance(made, PaddedKVCacheSpec):
         made = replace(made, page_size_padded=page)
@@ -284,18 +291,19 @@ def get_kv_cache_groups(
 ) -> list[KVCacheGroupSpec]:
     """Put layers into groups.
 
-    One group, if all specs merge, or are of one uniform type with one manager. Otherwise pages are made
-    equal, and each kind of layers, those with equal specs, is dealt out to groups of one size: that of the
-    smallest kind, or of the largest if that is less than half as much again, so that few places stay empty.
+    All layers form one group if their specs merge, or if they are of one uniform type with one manager.
+    Otherwise all pages are made equal, and the layers with equal specs (a *kind*) are dealt out to groups.
+    A group has as many layers as the smallest kind, or as the largest kind if that has less than 1.5 times as
+    many: so few groups are short of layers.
 
     Args:
-        kv_cache_spec: spec of each layer by its name; substitutes are looked up in the registry.
-        disable_hybrid_kv_cache_manager: manage all layers as full attention, also those with a window or
-            chunk.
+        kv_cache_spec: the spec of each layer, by its name. A substituted class is planned as its substitute.
+        disable_hybrid_kv_cache_manager: manage all layers as full attention, those with a window or chunk
+            included.
 
     Raises:
-        UnregisteredSpecError: a layer's spec is not registered. Checked first.
-        InvalidConfigError: pages cannot be made equal; or the layers do not form one group, and must.
+        UnregisteredSpecError: the spec of a layer is not registered. This is checked first.
+        InvalidConfigError: pages cannot be made equal; or the layers need several groups, which are disabled.
     """
     KVCacheSpecRegistry.check_kv_cache_spec_registry(kv_cache_spec)
     specs = {name: KVCacheSpecRegistry.resolve(spec) for name, spec in kv_cache_spec.items()}
@@ -305,13 +313,15 @@ def get_kv_cache_groups(
         return []
     with suppress(SpecMergeError):
         return [KVCacheGroupSpec(tuple(specs), _merged(specs.values()))]
-    composite = UniformTypeKVCacheSpecs.from_specs(specs)
+    composite = get_uniform_type_specs(specs)
     if composite is not None and len({KVCacheSpecRegistry.get_manager_class(s) for s in specs.values()}) == 1:
         return [KVCacheGroupSpec(tuple(specs), composite)]
     if disable_hybrid_kv_cache_manager:
         first = {type(spec).__name__: name for name, spec in reversed(specs.items())}
         named = ", ".join(f"{kind} (layer {name!r})" for kind, name in sorted(first.items()))
-        raise InvalidConfigError(f"layers with {named} need several groups, which are disabled")
+        raise InvalidConfigError(
+            f"layers with {named} need several groups: do not set disable_hybrid_kv_cache_manager"
+        )
     kinds: dict[KVCacheSpec, list[str]] = {}
     for name, spec in unify_kv_cache_spec_page_size(specs).items():
         kinds.setdefault(spec, []).append(name)
@@ -330,7 +340,7 @@ def _merged(specs: Iterable[KVCacheSpec]) -> KVCacheSpec:
 
 
 def _as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
-    """The same layer managed as full attention, if it is of a class whose fields are all known."""
+    """The same layer as full attention, if its class is one of ours: we know what its fields mean."""
     if type(spec) not in (SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec):
         return spec
     full = MLAAttentionSpec if isinstance(spec, SlidingWindowMLASpec) else FullAttentionSpec
@@ -345,29 +355,36 @@ def get_kv_cache_configs(
     disable_hybrid_kv_cache_manager: bool = False,
     num_gpu_blocks_override: int | None = None,
 ) -> list[KVCacheConfig]:
-    """Plan for several workers: with the same groups, in the same order, and the same number of blocks.
+    """Plan for several workers. All get the same groups in the same order, and the same number of blocks.
 
     Args:
-        kv_cache_specs: for each worker the specs of its layers. A layer that several have is the same layer.
+        kv_cache_specs: for each worker the specs of its layers. A name on several workers is one layer.
         available_memory: for each worker the bytes that its tensors may take.
-        num_gpu_blocks_override: that many blocks, whatever the memory.
+        limits: the engine's limits.
+        disable_hybrid_kv_cache_manager: as in `get_kv_cache_groups`.
+        num_gpu_blocks_override: the number of blocks, whatever the memory.
 
     Returns:
-        For each worker its configuration, with its own layers only.
+        The configuration of each worker, with its own layers only.
 
     Raises:
-        UnregisteredSpecError: as `get_kv_cache_groups`.
-        InvalidConfigError: as there; or workers do not agree on a layer; or the blocks are too few for one
-            request of `limits.max_model_len` next to the null block.
+        UnregisteredSpecError: as in `get_kv_cache_groups`.
+        InvalidConfigError: as there; or workers have different specs for a layer; or there are too few blocks
+            for one request of `limits.max_model_len` and the null block.
     """
     layers: dict[str, KVCacheSpec] = {}
     for specs in kv_cache_specs:
         for name, spec in specs.items():
             if layers.setdefault(name, spec) != spec:
-                raise InvalidConfigError(f"workers do not agree on layer {name!r}: {layers[name]} and {spec}")
+                raise InvalidConfigError(
+                    f"workers do not agree on layer {name!r}: give {layers[name]} or {spec} to all"
+                )
     groups = get_kv_cache_groups(layers, disable_hybrid_kv_cache_manager)
     if len(available_memory) != len(kv_cache_specs):
-        raise InvalidConfigError(f"{len(kv_cache_specs)} workers, but memory of {len(available_memory)}")
+        raise InvalidConfigError(
+            f"{len(kv_cache_specs)} workers, but available_memory for {len(available_memory)}: "
+            "give one number for each worker"
+        )
     plans = [_of_worker(groups, set(specs)) for specs in kv_cache_specs]
     num_blocks = 1
     if groups:
@@ -396,7 +413,7 @@ def get_kv_cache_configs(
 def get_kv_cache_config_from_groups(
     kv_cache_groups: Sequence[KVCacheGroupSpec], num_blocks: int
 ) -> KVCacheConfig:
-    """Give the layers of groups so many blocks, the null block included."""
+    """The configuration for these groups with so many blocks, the null block included."""
     tensors = [KVCacheTensor(num_blocks * page, names) for page, names in _tensor_pages(kv_cache_groups)]
     return KVCacheConfig(num_blocks, tensors, kv_cache_groups)
 
@@ -408,14 +425,14 @@ def _of_worker(groups: Sequence[KVCacheGroupSpec], own: set[str]) -> list[KVCach
         spec = group.kv_cache_spec
         if isinstance(spec, UniformTypeKVCacheSpecs) and len(names) < len(group.layer_names):
             kept = {name: spec.kv_cache_specs[name] for name in names}
-            # A worker with none of the layers still has to know what kind of group it is.
+            # A worker with none of the layers must still know the kind of the group.
             spec = replace(spec, kv_cache_specs=kept) if kept else min(spec.kv_cache_specs.items())[1]
         plan.append(replace(group, layer_names=names, kv_cache_spec=spec))
     return plan
 
 
 def _tensor_pages(groups: Sequence[KVCacheGroupSpec]) -> list[tuple[int, list[str]]]:
-    """The size of a page, and the layers, of each tensor."""
+    """For each tensor the size of a page and the names of its layers."""
     if len(groups) == 1:
         return [(groups[0].spec_of(name).page_size_bytes, [name]) for name in groups[0].owning_layers]
     rows = zip_longest(*(group.owning_layers for group in groups))
@@ -437,31 +454,31 @@ def _num_sink_blocks(spec: KVCacheSpec) -> int:
 def resolve_kv_cache_block_sizes(
     kv_cache_groups: Sequence[KVCacheGroupSpec], enable_caching: bool = True
 ) -> tuple[int, int]:
-    """The finest sizes that go with all groups: tokens of a scheduler block, and from one hash to the next.
+    """The scheduler block size and the hash block size, in tokens: the finest that fit all groups.
 
     Raises:
         InvalidConfigError: there are no groups.
     """
     sizes = [group.kv_cache_spec.block_size for group in kv_cache_groups]
     if not sizes:
-        raise InvalidConfigError("without groups there are no block sizes")
+        raise InvalidConfigError("without groups there are no block sizes: give at least one group")
     return lcm(*sizes), gcd(*sizes) if enable_caching else lcm(*sizes)
 
 
 @dataclass(frozen=True)
 class KVCacheReport:
-    """What a configuration amounts to."""
+    """How much a configuration can serve."""
 
     max_concurrency: float
-    """How many requests of the longest length can run at once."""
+    """Requests of the longest length that can run at once."""
     num_tokens: int
     """Tokens of that many requests."""
 
 
 def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
-    """Say what a configuration amounts to; nothing of it depends on the order of groups or layers.
+    """How much a configuration can serve, whatever the order of groups and layers.
 
-    Neither the null block nor those that are set aside for sinks are there for requests.
+    Requests can use neither the null block nor the blocks of sinks.
     """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     sinks = sum(map(_num_sink_blocks, specs))

@@ -29,18 +29,18 @@ ENVIRONMENT_VARIABLE = "KVREF_PLATFORM"
 
 
 class Platform:
-    """A platform without specs of its own; plugins subclass it. Used as a class, never instantiated."""
+    """A platform without specs of its own. A plugin subclasses it; nobody makes an instance."""
 
     @classmethod
     def register_custom_kv_cache_specs(cls, vllm_config: object = None) -> None:
         """Register, override or substitute specs in `kvref.registry` (vLLM PR 37505).
 
-        Runs once for each platform in a process, before anything asks for a spec's manager. All that it
-        registers is published together when it returns, or not at all when it raises. It must not wait for
-        another thread that looks something up.
+        The registry runs this hook once for each platform in a process, before its first look-up. Other
+        threads see all that the hook registers when it returns. If it raises, none of it is kept. The hook
+        must not wait for another thread that looks something up: that thread waits for the hook.
 
         Args:
-            vllm_config: what `register_all_kvcache_specs` was given; None when a look-up was first.
+            vllm_config: the argument of `register_all_kvcache_specs`; None if a look-up came first.
         """
 
 
@@ -49,16 +49,16 @@ _current: type[Platform] | None = None
 
 
 def current_platform() -> type[Platform]:
-    """The platform in use: the one set, else the installed plugin's, else `Platform` itself.
+    """The platform in use: the one that was set, or else the installed plugin's, or else `Platform` itself.
 
     Raises:
-        PlatformError: a plugin cannot be loaded, several are installed and none is chosen, or the chosen one
-            is not installed.
+        PlatformError: the plugin cannot be loaded; several are installed and none is chosen; or the chosen
+            one is not installed.
     """
     global _current
     platform = _current
     if platform is None:
-        # Plugins are loaded without the lock: importing one runs its code, which may come back here.
+        # Without the lock: loading a plugin runs its code, which may call this function.
         discovered = _discover()
         with _lock:
             if _current is None:
@@ -68,10 +68,10 @@ def current_platform() -> type[Platform]:
 
 
 def set_current_platform(platform: type[Platform] | None) -> None:
-    """Use this platform from now on; None means to look for plugins again at the next need.
+    """Use this platform from now on. None makes the next look-up search for plugins again.
 
     Raises:
-        PlatformError: not a subclass of `Platform`.
+        PlatformError: it is no subclass of `Platform`.
     """
     global _current
     if platform is not None and not _is_platform(platform):
@@ -86,8 +86,8 @@ def _discover() -> type[Platform]:
     entries = [entry for entry in installed if entry.name == chosen] if chosen else installed
     if chosen and not entries:
         raise PlatformError(
-            f"{ENVIRONMENT_VARIABLE} is {chosen!r}, but no such plugin is installed; "
-            f"installed: {_names(installed) or 'none'}"
+            f"{ENVIRONMENT_VARIABLE} is {chosen!r}, but no plugin of this name is installed; "
+            f"choose one of: {_names(installed) or 'none'}"
         )
     match entries:
         case []:
@@ -110,7 +110,7 @@ def _load(entry: EntryPoint) -> type[Platform]:
         ) from error
     if not _is_platform(platform):
         raise PlatformError(
-            f"platform plugin {entry.name!r} ({entry.value}) must give a subclass of "
+            f"platform plugin {entry.name!r} ({entry.value}) must name a subclass of "
             f"kvref.platform.Platform, not {platform!r}"
         )
     return platform

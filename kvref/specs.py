@@ -1,10 +1,12 @@
-"""KV-cache specs: what one layer keeps for a block of tokens, and how many bytes that takes.
+"""KV-cache specs: what a layer stores in one block, and how many bytes that takes.
 
-Names and fields follow vLLM V1. Specs are immutable, checked at construction, picklable and, the composite
-included, hashable. Sizes are bytes of one block (a *page*) of one layer, lengths are tokens.
+Names and fields follow vLLM V1. A spec is immutable, picklable and hashable, and construction checks it.
+Sizes are bytes of a *page*, which is one block of one layer. Lengths are tokens.
 
-A *state* is what the cache stores for `tokens_per_state` tokens: for ordinary attention the K and V of one
-token.
+A *state* is what the cache stores for `tokens_per_state` tokens. In ordinary attention that is the K and V of
+one token.
+
+Specs know no manager and no registry. `kvref.registry` knows both.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 
-from kvref.errors import InvalidSpecError, SpecMergeError, UnregisteredSpecError
+from kvref.errors import InvalidSpecError, SpecMergeError
 
 __all__ = [
     "AttentionSpec",
@@ -44,18 +46,18 @@ __all__ = [
 ]
 
 MergeRule = Callable[[Sequence[Any]], Any]
-"""Makes one value of a field out of those of all specs to merge; raises ValueError to refuse."""
+"""Merges the values of a field, one of each spec, into one value. Raises ValueError to refuse."""
 
 _SCALE_BYTES = torch.float32.itemsize
 _MAMBA_CACHE_MODES = ("none", "all", "align")
 _STEPS_IN_FLIGHT = 2
-"""Steps that run at a time where outputs are not waited for."""
+"""Steps in flight at a time with asynchronous scheduling."""
 
 
 class KVQuantMode(IntEnum):
-    """The quantisation modes vLLM knows, by its names and numbers.
+    """The quantisation modes of vLLM, with its names and numbers.
 
-    The set is open: a platform names a mode of its own with a string in `AttentionSpec.kv_quant_mode`.
+    A platform may have others: `AttentionSpec.kv_quant_mode` also takes a string.
     """
 
     NONE = 0
@@ -73,24 +75,24 @@ class KVQuantMode(IntEnum):
 
     @property
     def is_per_token_head(self) -> bool:
-        """Whether each token's K and V of each head carry a float32 scale in the page."""
+        """Whether the page has a float32 scale for the K and the V of each token and head."""
         return self.name.endswith("_PER_TOKEN_HEAD")
 
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """What the engine is configured to: the numbers that bound how much a request can hold.
+    """The engine's settings that bound how many blocks a request can hold.
 
     Raises:
-        InvalidSpecError: at construction, for a field that is not an int or out of range.
+        InvalidSpecError: at construction, if a field is no int or out of range.
     """
 
     max_model_len: int
-    """Tokens of the longest request, prompt and output together."""
+    """Tokens of the longest request: prompt and output."""
     max_in_flight_tokens: int
-    """Tokens that may be scheduled and not yet confirmed computed, over all steps in flight."""
+    """Tokens that may be in flight at a time, over all steps."""
     max_encoder_tokens: int = 0
-    """Encoder tokens of one request that cross attention may attend to."""
+    """Encoder tokens of one request, for cross attention."""
 
     def __post_init__(self) -> None:
         _require_int(self, "max_model_len")
@@ -99,43 +101,43 @@ class MemoryLimits:
 
 
 def one_if_any(values: Sequence[Any]) -> Any:
-    """Merge rule: the one value that is not None, or None when all are.
+    """Merge rule: the one value that is not None, or None if all are None.
 
     Raises:
-        ValueError: there are several.
+        ValueError: there are several such values.
     """
     given = list(dict.fromkeys(value for value in values if value is not None))
     if len(given) > 1:
-        raise ValueError(f"{', '.join(map(str, given))} cannot be served by one cache")
+        raise ValueError(f"one cache cannot serve {', '.join(map(str, given))}")
     return given[0] if given else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
-    """The format of one layer's KV cache; the root of the family.
+    """What one layer asks of its KV cache. All specs derive from this class.
 
-    A subclass says what a page takes (`unpadded_page_size_bytes`, `page_size_bytes`) and what one request
-    may hold (`max_memory_usage_bytes`), and checks its own fields in `check_fields`. Copying, merging and
-    equality come with the dataclass fields, those that a vendor adds included.
+    A subclass defines the size of a page (`unpadded_page_size_bytes`, `page_size_bytes`) and the memory of
+    one request (`max_memory_usage_bytes`), and checks its own fields in `check_fields`. Copies, merges and
+    comparisons cover all dataclass fields, a vendor's own fields included.
 
     Raises:
-        InvalidSpecError: at construction, for an impossible field. Names class, field and value.
+        InvalidSpecError: at construction, if a field is impossible. The message names class, field and value.
     """
 
     block_size: int
     """Tokens in a block."""
 
     merge_rules: ClassVar[Mapping[str, MergeRule]] = {}
-    """Fields that may differ among merged specs, and how they are reconciled. All others must be equal."""
+    """The fields in which merged specs may differ, and how to merge them. All others must be equal."""
 
     def __post_init__(self) -> None:
         self.check_fields()
 
     def check_fields(self) -> None:
-        """Check each field for itself; a subclass calls `super().check_fields()` first.
+        """Check each field on its own. A subclass calls `super().check_fields()` first.
 
         Raises:
-            InvalidSpecError: a field is of the wrong type or out of range.
+            InvalidSpecError: a field has the wrong type, or is out of range.
         """
         _require_int(self, "block_size")
 
@@ -151,36 +153,36 @@ class KVCacheSpec:
 
     @property
     def uniform_key(self) -> Hashable:
-        """What two specs with one registered uniform base must agree on to be uniform, block size aside."""
+        """Specs with one uniform base are uniform if this is equal, too (`kvref.uniform`)."""
         return ()
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """The most bytes of this layer's cache that serving one request can take, in whole pages."""
+        """The most bytes that one request can take in this layer, in whole pages."""
         raise NotImplementedError(f"{type(self).__name__} must define max_memory_usage_bytes")
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
-        """The most blocks a request of any length needs to be admitted; None when there is no such cap."""
+        """The most blocks that any request needs at a time; None if that grows with its length."""
         return None
 
     def copy_with_new_block_size(self, block_size: int) -> Self:
-        """The same spec with another block size, as if built with it: what is derived is derived anew.
+        """The same spec with another block size. Derived values, padding for example, are computed anew.
 
-        vLLM stores derived padding in the spec, so that its copies carry the old size's (PR 31635).
+        vLLM stores derived padding in the spec, so its copies keep the padding of the old size (PR 31635).
 
         Raises:
-            InvalidSpecError: the spec is impossible at that size, explicit padding too small for instance.
+            InvalidSpecError: the spec is impossible at that size; `page_size_padded` may be too small.
         """
         return dataclasses.replace(self, block_size=block_size)
 
     @classmethod
     def merge(cls, specs: Sequence[Self]) -> Self:
-        """One spec for layers that share a group. All fields are kept, and the order does not matter.
+        """One spec for all layers of a group. It keeps every field, and the order does not matter.
 
-        All specs must be of one class, so that a subclass is never absorbed into its parent, and equal in
+        All specs must be of one class, so a merge never drops the fields of a subclass. They must be equal in
         every field that has no rule in `merge_rules`.
 
         Raises:
-            SpecMergeError: nothing to merge, mixed classes, or a field that differs.
+            SpecMergeError: there are no specs, they are of several classes, or a field differs.
         """
         specs = list(specs)
         if not specs:
@@ -190,11 +192,11 @@ class KVCacheSpec:
         if len(classes) > 1 or not isinstance(first, cls):
             names = ", ".join(sorted(spec_class.__name__ for spec_class in classes))
             raise SpecMergeError(
-                f"{cls.__name__}.merge cannot merge {names}: a group has specs of one class, "
-                f"{cls.__name__} or a subclass; put others in a group of their own"
+                f"{cls.__name__}.merge cannot merge {names}: give specs of one class, {cls.__name__} or a "
+                "subclass, and put the others in groups of their own"
             )
         changes: dict[str, Any] = {}
-        # What is no part of a spec's value, as a vendor may have it, does not hinder.
+        # A vendor's field with compare=False is no part of the value, so it may differ.
         for field in [field for field in dataclasses.fields(first) if field.compare]:
             values = [getattr(spec, field.name) for spec in specs]
             try:
@@ -202,7 +204,7 @@ class KVCacheSpec:
             except ValueError as error:
                 raise SpecMergeError(
                     f"{type(first).__name__}.{field.name} differs among the specs to merge: {error}; "
-                    "put them in different groups"
+                    "put the layers in different groups"
                 ) from error
             if merged != values[0]:
                 changes[field.name] = merged
@@ -211,7 +213,10 @@ class KVCacheSpec:
         try:
             return dataclasses.replace(first, **changes)
         except InvalidSpecError as error:
-            raise SpecMergeError(f"the merged spec would be impossible: {error}") from error
+            raise SpecMergeError(
+                f"the merged {type(first).__name__} is impossible: {error}; "
+                "put the layers in different groups"
+            ) from error
 
     @staticmethod
     def _merged_value(values: Sequence[Any], rule: MergeRule | None) -> Any:
@@ -221,44 +226,20 @@ class KVCacheSpec:
             raise ValueError(" and ".join(dict.fromkeys(map(repr, values))))
         return values[0]
 
-    def is_uniform_with_collection(self, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
-        """Whether this spec and those of all the layers always need the same number of token slots.
-
-        They do when they have one registered uniform base and equal `uniform_key`s. So the answer is
-        symmetric and does not depend on order (vLLM asks only the first spec, which may know less than the
-        others).
-
-        Raises:
-            UnregisteredSpecError: one of them is not registered.
-        """
-        from kvref.registry import KVCacheSpecRegistry
-
-        KVCacheSpecRegistry.check_kv_cache_spec_registry(kv_cache_specs)
-        own_base = KVCacheSpecRegistry.get_uniform_type_base_spec(self)
-        if own_base is None:
-            raise UnregisteredSpecError(
-                f"{type(self).__name__} is not registered: use @register_kv_cache_spec"
-            )
-        return all(
-            KVCacheSpecRegistry.get_uniform_type_base_spec(spec) is own_base
-            and spec.uniform_key == self.uniform_key
-            for spec in kv_cache_specs.values()
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedKVCacheSpec(KVCacheSpec):
-    """A spec of a single layer, whose page a platform may pad (vLLM PR 31635).
+    """The spec of a single layer, whose page a platform may pad (vLLM PR 31635).
 
     Raises:
-        InvalidSpecError: at construction, when explicit padding does not hold the content, or is no multiple
-            of the alignment that is also given.
+        InvalidSpecError: at construction, if `page_size_padded` is smaller than the content, or no multiple
+            of `alignment`.
     """
 
     page_size_padded: int | None = None
-    """Bytes of a page as a platform wants it; None derives them."""
+    """Bytes of a page, set by the platform; None derives them from the content and `alignment`."""
     alignment: int | None = None
-    """The page is a multiple of this many bytes; None means no such wish."""
+    """Bytes of which the page is a multiple; None means no alignment."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -269,12 +250,12 @@ class PaddedKVCacheSpec(KVCacheSpec):
         if padded < content:
             raise InvalidSpecError(
                 f"{type(self).__name__}.page_size_padded is {padded} bytes, but a page of "
-                f"block_size {self.block_size} holds {content}: give at least that, or leave it out"
+                f"block_size {self.block_size} needs {content}: give at least that, or leave it out"
             )
         if self.alignment is not None and padded % self.alignment:
             raise InvalidSpecError(
                 f"{type(self).__name__}.page_size_padded is {padded} bytes, which is no multiple of "
-                f"alignment {self.alignment}: make it one, or leave one of them out"
+                f"alignment {self.alignment}: give a multiple, or leave one of them out"
             )
 
     def check_fields(self) -> None:
@@ -284,9 +265,9 @@ class PaddedKVCacheSpec(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of a page: `page_size_padded` if given, else the content rounded up to `alignment`.
+        """Bytes of a page: `page_size_padded`, or else the content rounded up to `alignment`.
 
-        Derived at each call and never stored, so that no copy carries another block size's padding.
+        This is computed at each call and never stored, so a copy never has the padding of another block size.
         """
         if self.page_size_padded is not None:
             return self.page_size_padded
@@ -296,28 +277,28 @@ class PaddedKVCacheSpec(KVCacheSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec(PaddedKVCacheSpec):
-    """What all attention kinds share: K and V per token and head.
+    """A layer that stores K and V for each token and head. All kinds of attention derive from this class.
 
     Raises:
-        InvalidSpecError: at construction, also for a block that is no whole number of states.
+        InvalidSpecError: at construction, also if a block is no whole number of states.
     """
 
     num_kv_heads: int
     head_size: int
     """Values in a K vector."""
     dtype: torch.dtype
-    """Storage dtype of the cache tensor."""
+    """Dtype of the stored values."""
     head_size_v: int = cast(int, None)
-    """Values in a V vector; None means `head_size`, 0 that there is no V."""
+    """Values in a V vector. None means `head_size`, and 0 means that there is no V."""
     kv_quant_mode: KVQuantMode | str = KVQuantMode.NONE
-    """How values are quantised. The name of a platform's own mode needs `state_content_bytes`."""
+    """How values are quantised. A platform's own mode is a string, and needs `state_content_bytes`."""
     state_content_bytes: int | None = None
-    """Bytes of one state of one head, all included, where K and V are packed; None means dense K and V."""
+    """Bytes of one state of one head if K and V are packed, scales included; None means dense K and V."""
     tokens_per_state: int | Fraction = 1
-    """Tokens per stored state: above 1 where tokens are compressed, below 1 for several states a token."""
+    """Tokens per state: more than 1 if tokens are compressed, less than 1 for several states a token."""
 
     def __post_init__(self) -> None:
-        # Two ways to write one value must give equal specs.
+        # A default that is left out and one that is written out must give equal specs.
         if self.head_size_v is None:
             object.__setattr__(self, "head_size_v", self.head_size)
         super().__post_init__()
@@ -332,8 +313,8 @@ class AttentionSpec(PaddedKVCacheSpec):
         _require_type(self, "kv_quant_mode", KVQuantMode | str)
         if not isinstance(self.kv_quant_mode, KVQuantMode) and self.packed_state_bytes is None:
             raise InvalidSpecError(
-                f"{type(self).__name__}.kv_quant_mode {self.kv_quant_mode!r} is none of KVQuantMode, so that "
-                "the size of a state is unknown: give state_content_bytes"
+                f"{type(self).__name__}.kv_quant_mode {self.kv_quant_mode!r} is none of KVQuantMode, so the "
+                "size of a state is unknown: give state_content_bytes"
             )
         tokens = self.tokens_per_state
         if not isinstance(tokens, Fraction):
@@ -351,14 +332,14 @@ class AttentionSpec(PaddedKVCacheSpec):
 
     @property
     def packed_state_bytes(self) -> int | None:
-        """Bytes of one state of one head where it is packed, else None."""
+        """Bytes of one state of one head if it is packed, else None."""
         return self.state_content_bytes
 
     @property
     def state_content_size_bytes(self) -> int:
         """Bytes of one state of one head: K, V, and the scales of per-token-head quantisation.
 
-        vLLM left the scales out in 0.32, so that its pages are too small unless a backend says otherwise.
+        vLLM 0.32 leaves the scales out, so its pages are too small unless a backend gives the size itself.
         """
         if self.packed_state_bytes is not None:
             return self.packed_state_bytes
@@ -370,16 +351,16 @@ class AttentionSpec(PaddedKVCacheSpec):
 
     @property
     def unpadded_page_size_bytes(self) -> int:
-        """Bytes of a page that carry content: heads x states x bytes of a state."""
+        """Bytes of a page that carry content: heads x states x bytes of one state of one head."""
         return self.num_kv_heads * self.num_states * self.state_content_size_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullAttentionSpec(AttentionSpec):
-    """Attention over all earlier tokens: every block is kept until the request ends.
+    """Attention over all earlier tokens: a request keeps every block until it ends.
 
-    A layer whose kernel attends to a window or chunk, while the cache is managed as full attention, records
-    that in `sliding_window` or `attention_chunk_size`; it merges with layers that have neither.
+    If the kernel attends to a window or a chunk only, and the cache keeps all tokens all the same, the layer
+    sets `sliding_window` or `attention_chunk_size`. It merges with layers that set neither.
     """
 
     sliding_window: int | None = None
@@ -397,7 +378,7 @@ class FullAttentionSpec(AttentionSpec):
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise InvalidSpecError(
                 f"{type(self).__name__} has both sliding_window {self.sliding_window} and "
-                f"attention_chunk_size {self.attention_chunk_size}: a layer attends to one or the other"
+                f"attention_chunk_size {self.attention_chunk_size}: leave one of them out"
             )
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
@@ -410,7 +391,7 @@ class MLAAttentionSpec(FullAttentionSpec):
 
     head_size_v: int = 0
     cache_dtype_str: str | None = None
-    """Name of the cache dtype, for the backend. A packed one's size is told by `state_content_bytes`."""
+    """Name of the cache dtype, for the backend. If it packs values, `state_content_bytes` has the size."""
     model_version: str | None = None
 
     def check_fields(self) -> None:
@@ -421,12 +402,12 @@ class MLAAttentionSpec(FullAttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenStateCacheSpec(MLAAttentionSpec):
-    """Hidden states kept in pages like MLA's, so that they can be extracted."""
+    """Hidden states, stored in pages like those of MLA so that they can be extracted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TQFullAttentionSpec(FullAttentionSpec):
-    """Full attention with K and V of one token and head packed into a slot (vLLM up to 0.27)."""
+    """Full attention that packs K and V of one token and head into a slot (vLLM up to 0.27)."""
 
     tq_slot_size: int = 0
     """Bytes of a slot; 0 means dense K and V."""
@@ -437,7 +418,7 @@ class TQFullAttentionSpec(FullAttentionSpec):
         if self.tq_slot_size and self.state_content_bytes not in (None, self.tq_slot_size):
             raise InvalidSpecError(
                 f"{type(self).__name__} has both tq_slot_size {self.tq_slot_size} and state_content_bytes "
-                f"{self.state_content_bytes}, which say the same thing: leave one out"
+                f"{self.state_content_bytes}, which differ but mean the same size: leave one out"
             )
 
     @property
@@ -447,7 +428,7 @@ class TQFullAttentionSpec(FullAttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkFullAttentionSpec(FullAttentionSpec):
-    """Full attention that also sees the first `sink_len` positions, set aside once and for all requests."""
+    """Full attention that also sees `sink_len` sink tokens, stored once for all requests."""
 
     sink_len: int = 0
 
@@ -456,7 +437,7 @@ class SinkFullAttentionSpec(FullAttentionSpec):
         _require_int(self, "sink_len", 0)
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """As full attention, and the blocks of the sinks, without which no request can be served."""
+        """As full attention, and the blocks of the sinks, which every request needs."""
         sinks = _cdiv(self.sink_len, self.block_size) * self.page_size_bytes
         return super().max_memory_usage_bytes(limits) + sinks
 
@@ -467,7 +448,7 @@ class SlidingWindowSpec(AttentionSpec):
 
     sliding_window: int
     extra_retained_tokens: int = 0
-    """Tokens before the window that are kept, for drafters that compute the last tokens again."""
+    """Tokens before the window that stay, for draft models that compute the last tokens again."""
 
     def check_fields(self) -> None:
         super().check_fields()
@@ -479,9 +460,9 @@ class SlidingWindowSpec(AttentionSpec):
         return "sliding_window", self.sliding_window, self.extra_retained_tokens
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
-        """Blocks of the window behind the next token and of what is in flight.
+        """Blocks of the window before the next token and of the tokens in flight.
 
-        One more than these tokens fill, since the window need not start at the edge of a block.
+        One more than these tokens fill, because the window need not start at the edge of a block.
         """
         window = self.sliding_window - 1 + self.extra_retained_tokens
         return _cdiv(min(window + max_in_flight_tokens, max_model_len), self.block_size) + 1
@@ -509,7 +490,7 @@ class SlidingWindowMLASpec(SlidingWindowSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedLocalAttentionSpec(AttentionSpec):
-    """Attention within chunks: a token sees the earlier ones of its own chunk."""
+    """Attention within chunks: a token sees the earlier tokens of its own chunk."""
 
     attention_chunk_size: int
 
@@ -522,9 +503,9 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
         return "attention_chunk_size", self.attention_chunk_size
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
-        """Blocks of one chunk and of what is in flight, at most those of the longest request.
+        """Blocks of one chunk and of the tokens in flight, but no more than the longest request has.
 
-        One more when chunks do not start at the edge of a block (vLLM does not count that one).
+        One more if chunks do not start at the edge of a block. (vLLM does not count that block.)
         """
         tokens = self.attention_chunk_size + max_in_flight_tokens
         unaligned = self.attention_chunk_size % self.block_size != 0
@@ -538,7 +519,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionSpec(AttentionSpec):
-    """Attention of a decoder to its encoder's output, all of which is kept."""
+    """Attention of a decoder to the output of its encoder. A request keeps all of it."""
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
         return _cdiv(limits.max_encoder_tokens, self.block_size) * self.page_size_bytes
@@ -546,7 +527,7 @@ class CrossAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOnlyAttentionSpec(AttentionSpec):
-    """Attention within one forward pass of an encoder: nothing is kept, nothing is managed."""
+    """Attention within one forward pass of an encoder. It stores nothing and has no manager."""
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
         return 0
@@ -554,9 +535,9 @@ class EncoderOnlyAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class MambaSpec(PaddedKVCacheSpec):
-    """Recurrent layers: a block is one snapshot of the states, whatever its number of tokens.
+    """A recurrent layer: a block is one snapshot of its states, however many tokens the block has.
 
-    `block_size` is the distance in tokens between snapshots.
+    `block_size` is the number of tokens from one snapshot to the next.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -566,9 +547,9 @@ class MambaSpec(PaddedKVCacheSpec):
     mamba_type: str = "mamba2"
     """Name of the kind of layer, for the backend."""
     mamba_cache_mode: str = "none"
-    """Which snapshots are kept for prefix caching: "none", "all" (at each block's end), or "align" (few)."""
+    """The snapshots for prefix caching: "none", "all" (one at the end of each block) or "align" (few)."""
     num_speculative_blocks: int = 0
-    """Blocks that a request holds besides, for the states of draft tokens."""
+    """More blocks of a request, for the states of draft tokens."""
 
     def check_fields(self) -> None:
         super().check_fields()
@@ -581,7 +562,8 @@ class MambaSpec(PaddedKVCacheSpec):
             raise InvalidSpecError(f"{name}.dtypes must be a tuple of torch.dtype, not {self.dtypes!r}")
         if len(self.shapes) != len(self.dtypes):
             raise InvalidSpecError(
-                f"{name} has {len(self.shapes)} shapes and {len(self.dtypes)} dtypes: give one dtype a shape"
+                f"{name} has {len(self.shapes)} shapes and {len(self.dtypes)} dtypes: "
+                "give one dtype for each shape"
             )
         _require_type(self, "mamba_type", str)
         if self.mamba_cache_mode not in _MAMBA_CACHE_MODES:
@@ -593,7 +575,7 @@ class MambaSpec(PaddedKVCacheSpec):
 
     @property
     def unpadded_page_size_bytes(self) -> int:
-        """Bytes of all states."""
+        """Bytes of one snapshot: all states of the layer."""
         states = zip(self.shapes, self.dtypes, strict=True)
         return sum(prod(shape) * dtype.itemsize for shape, dtype in states)
 
@@ -602,11 +584,11 @@ class MambaSpec(PaddedKVCacheSpec):
         return "mamba", self.page_size_bytes, self.num_speculative_blocks, self.mamba_cache_mode
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """The running state, those being written, and the speculative blocks.
+        """The running state, the states that steps in flight write, and the speculative blocks.
 
-        "align" writes one new state a step, and each step in flight still reads the one before. The other
-        modes take a block for each position, so that, next to the block of the last computed token, those of
-        the tokens in flight are held.
+        In mode "align" a step writes one new state, and each step in flight still reads the state before it.
+        In the other modes a block stands for its place in the sequence. A request then holds the block of the
+        last computed token and the blocks of the tokens in flight.
         """
         if self.mamba_cache_mode == "align":
             states = 1 + _STEPS_IN_FLIGHT
@@ -619,7 +601,7 @@ class MambaSpec(PaddedKVCacheSpec):
 
 
 class _LayerSpecs(Mapping[str, KVCacheSpec]):
-    """A mapping that cannot be changed; unlike `MappingProxyType` it can be pickled, copied and hashed."""
+    """An immutable mapping. Unlike `MappingProxyType` it can be pickled, copied and hashed."""
 
     __slots__ = ("_specs",)
 
@@ -644,15 +626,15 @@ class _LayerSpecs(Mapping[str, KVCacheSpec]):
 
 @dataclass(frozen=True, kw_only=True)
 class UniformTypeKVCacheSpecs(KVCacheSpec):
-    """Layers of one kind that always need the same number of token slots, with pages of their own sizes.
+    """The composite: uniform layers in one group, each with its own page size (see `kvref.uniform`).
 
     Raises:
-        InvalidSpecError: at construction, without layers, with a composite inside, or with several block
-            sizes.
+        InvalidSpecError: at construction, if there are no layers, if one is a composite itself, or if block
+            sizes differ.
     """
 
     kv_cache_specs: Mapping[str, KVCacheSpec]
-    """Spec of each layer by its name; copied, and immutable from then on."""
+    """The spec of each layer, by its name. The mapping is copied, and the copy is immutable."""
 
     def __post_init__(self) -> None:
         _require_type(self, "kv_cache_specs", Mapping)
@@ -666,48 +648,22 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         for layer_name, spec in self.kv_cache_specs.items():
             if not isinstance(spec, KVCacheSpec) or isinstance(spec, UniformTypeKVCacheSpecs):
                 raise InvalidSpecError(
-                    f"{type(self).__name__}: layer {layer_name!r} must have a spec of a single layer, "
+                    f"{type(self).__name__}: layer {layer_name!r} must have the spec of a single layer, "
                     f"not {spec!r}"
                 )
             if spec.block_size != self.block_size:
                 raise InvalidSpecError(
                     f"{type(self).__name__} of block_size {self.block_size}: layer {layer_name!r} has "
-                    f"block_size {spec.block_size}; all must have the same"
+                    f"block_size {spec.block_size}; give all layers the same"
                 )
-
-    @classmethod
-    def is_uniform_type(cls, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
-        """Whether the layers have one block size and are uniform. No layers are of no type: False.
-
-        Raises:
-            UnregisteredSpecError: a layer's spec is not registered.
-        """
-        if not kv_cache_specs:
-            return False
-        first = next(iter(kv_cache_specs.values()))
-        # Ask before comparing block sizes, so that an unregistered spec is refused in any case.
-        uniform = first.is_uniform_with_collection(kv_cache_specs)
-        return uniform and len({spec.block_size for spec in kv_cache_specs.values()}) == 1
-
-    @classmethod
-    def from_specs(cls, kv_cache_specs: Mapping[str, KVCacheSpec]) -> Self | None:
-        """The composite of these layers, or None when they are not of one type.
-
-        Raises:
-            UnregisteredSpecError: a layer's spec is not registered.
-        """
-        if not cls.is_uniform_type(kv_cache_specs):
-            return None
-        first = next(iter(kv_cache_specs.values()))
-        return cls(block_size=first.block_size, kv_cache_specs=kv_cache_specs)
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of a block in all layers."""
+        """Bytes of a block in all layers together."""
         return sum(spec.page_size_bytes for spec in self.kv_cache_specs.values())
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """Bytes of as many blocks as the most demanding layer takes, in all layers."""
+        """The blocks of the layer that needs most, times the bytes of a block in all layers."""
         specs = self.kv_cache_specs.values()
         blocks = max(_cdiv(spec.max_memory_usage_bytes(limits), spec.page_size_bytes) for spec in specs)
         return blocks * self.page_size_bytes
@@ -719,7 +675,7 @@ def _cdiv(dividend: int, divisor: int) -> int:
 
 def _require_int(owner: object, field: str, minimum: int = 1) -> None:
     value = getattr(owner, field)
-    # By exact type: bool and enum members are ints too, and never meant as numbers.
+    # By exact type: bools and enum members are ints too, but never a size.
     if type(value) is not int or value < minimum:
         raise InvalidSpecError(
             f"{type(owner).__name__}.{field} must be an int of at least {minimum}, not {value!r}"

@@ -84,8 +84,8 @@ def test_an_unknown_choice_names_the_installed(install: Install, monkeypatch: py
         ("raise RuntimeError('no device')", "RuntimeError: no device"),
         ("import kvref_test_missing_module", "ModuleNotFoundError"),
         ("", "AttributeError"),
-        ("ThePlatform = 3", "must give a subclass"),
-        ("class ThePlatform: pass", "must give a subclass"),
+        ("ThePlatform = 3", "must name a subclass"),
+        ("class ThePlatform: pass", "must name a subclass"),
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_named(install: Install, source: str, reason: str) -> None:

@@ -170,12 +170,12 @@ REFUSALS: dict[str, Refusal] = {
     # blocks
     "no blocks": (
         InvalidConfigError,
-        r"num_blocks must be at least 1, the null block, not 0 \(layers: a, b\)",
+        r"num_blocks must be at least 1, for the null block, not 0 \(layers: a, b\)",
         lambda: KVCacheConfig(0, [], [group("ab")]),
     ),
     "fewer than none": (
         InvalidConfigError,
-        r"num_blocks must be at least 1, the null block, not -1 \(layers: none\)",
+        r"num_blocks must be at least 1, for the null block, not -1 \(layers: none\)",
         lambda: KVCacheConfig(-1, [], []),
     ),
     "pool without blocks": (BlockError, "not 0 blocks", lambda: BlockPool(0, True, 16)),
@@ -212,17 +212,17 @@ REFUSALS: dict[str, Refusal] = {
     "tensor of nobody": (InvalidConfigError, "512 bytes is for no layers", lambda: KVCacheTensor(512, "")),
     "memory of fewer workers": (
         InvalidConfigError,
-        "2 workers, but memory of 1",
+        "2 workers, but available_memory for 1",
         lambda: plan({"a": full()}, {"b": full()}, memory=[9999]),
     ),
     "pages that cannot be made equal": (
         InvalidConfigError,
-        "layer 'b' of class StubbornSpec cannot have pages of 512 bytes, like others: its .*100 bytes",
+        "layer 'b' of class StubbornSpec cannot have pages of 512 bytes, the largest .*: its .*100 bytes",
         lambda: unify_kv_cache_spec_page_size({"a": full(), "b": StubbornSpec(block_size=16)}),
     ),
     "pages that cannot be padded": (
         InvalidConfigError,
-        "layer 'b' of class MambaSpec cannot have pages of 512 bytes, like others",
+        "layer 'b' of class MambaSpec cannot have pages of 512 bytes, the largest of all layers",
         lambda: unify_kv_cache_spec_page_size({"a": full(), "b": mamba(alignment=300)}),
     ),
     # layers
@@ -244,32 +244,32 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "tensor of an unknown layer": (
         InvalidConfigError,
-        "z are only in one",
+        "layers z have a tensor and no group",
         lambda: KVCacheConfig(1, [KVCacheTensor(512, "az")], [group("a")]),
     ),
     "layer without tensor": (
         InvalidConfigError,
-        "b are only in one",
+        "layers b have a tensor and no group",
         lambda: KVCacheConfig(1, [KVCacheTensor(512, "a")], [group("ab")]),
     ),
     "layer twice": (
         InvalidConfigError,
-        "once, not a several times",
+        "layers more than once: a",
         lambda: KVCacheConfig(1, [], [group("aa")]),
     ),
     "layer in two groups": (
         InvalidConfigError,
-        "groups must have each layer once, not a",
+        "groups have layers more than once: a",
         lambda: KVCacheConfig(1, [], [group("a")] * 2),
     ),
     "layer in two tensors": (
         InvalidConfigError,
-        "tensors must have each layer once, not a",
+        "tensors have layers more than once: a",
         lambda: KVCacheConfig(1, [KVCacheTensor(512, "a"), KVCacheTensor(512, "a")], [group("a")]),
     ),
     "others than the composite's": (
         InvalidConfigError,
-        r"\['a', 'b'\] has a composite spec of \['a'\]",
+        r"\['a', 'b'\] has a composite spec of layers \['a'\]",
         lambda: group("ab", composite(a=full())),
     ),
     "workers with another layer of one name": (

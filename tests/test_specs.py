@@ -36,6 +36,7 @@ from kvref.specs import (
     TQFullAttentionSpec,
     UniformTypeKVCacheSpecs,
 )
+from kvref.uniform import get_uniform_type_specs, is_uniform_type, is_uniform_with_collection
 from kvref_conformance.proofs.managers import made
 
 ATTENTION: dict[str, Any] = {"block_size": 16, "num_kv_heads": 2, "head_size": 8, "dtype": torch.float16}
@@ -166,7 +167,7 @@ def test_bad_block_size(spec_class: type[KVCacheSpec], value: object) -> None:
         (FullAttentionSpec, {"kv_quant_mode": "acme_int5"}, "acme_int5.*state_content_bytes"),
         (FullAttentionSpec, {"state_content_bytes": 0}, "state_content_bytes"),
         (FullAttentionSpec, {"page_size_padded": 0}, "page_size_padded"),
-        (FullAttentionSpec, {"page_size_padded": 1023}, "page_size_padded is 1023 .* holds 1024"),
+        (FullAttentionSpec, {"page_size_padded": 1023}, "page_size_padded is 1023 .* needs 1024"),
         (FullAttentionSpec, {"page_size_padded": 1100, "alignment": 512}, "1100 .* alignment 512"),
         (FullAttentionSpec, {"alignment": 0}, "alignment"),
         (FullAttentionSpec, {"tokens_per_state": 0}, "tokens_per_state"),
@@ -201,7 +202,7 @@ def test_bad_block_size(spec_class: type[KVCacheSpec], value: object) -> None:
         (MambaSpec, {"mamba_cache_mode": ["none"]}, "mamba_cache_mode"),
         (MambaSpec, {"mamba_type": 2}, "mamba_type"),
         (MambaSpec, {"num_speculative_blocks": -1}, "num_speculative_blocks"),
-        (MambaSpec, {"page_size_padded": 33}, "page_size_padded is 33 .* holds 34"),
+        (MambaSpec, {"page_size_padded": 33}, "page_size_padded is 33 .* needs 34"),
     ],
 )
 def test_impossible_fields(spec_class: type[KVCacheSpec], fields: dict[str, Any], message: str) -> None:
@@ -318,7 +319,7 @@ def test_copies_derive_their_padding_anew() -> None:
     assert spec.copy_with_new_block_size(8).page_size_bytes == 1000
     explicit = full(page_size_padded=2000)
     assert explicit.copy_with_new_block_size(8).page_size_bytes == 2000
-    with pytest.raises(InvalidSpecError, match=r"2000 bytes.*block_size 32 holds 2048"):
+    with pytest.raises(InvalidSpecError, match=r"2000 bytes.*block_size 32 needs 2048"):
         explicit.copy_with_new_block_size(32)
 
 
@@ -489,7 +490,7 @@ def test_derived_and_ignored_vendor_fields_do_not_hinder_merging() -> None:
 
 
 def uniform(one: KVCacheSpec, *others: KVCacheSpec) -> bool:
-    return one.is_uniform_with_collection({f"layers.{i}": spec for i, spec in enumerate(others)})
+    return is_uniform_with_collection(one, {f"layers.{i}": spec for i, spec in enumerate(others)})
 
 
 @pytest.mark.parametrize(
@@ -570,7 +571,7 @@ def test_unregistered_specs_are_refused_wherever_they_stand() -> None:
     with pytest.raises(UnregisteredSpecError, match=r"'layers\.2'.*EncoderOnlyAttentionSpec"):
         uniform(full(), window(), full(), unknown)
     with pytest.raises(UnregisteredSpecError):
-        UniformTypeKVCacheSpecs.from_specs({"a": full(), "b": unknown.copy_with_new_block_size(32)})
+        get_uniform_type_specs({"a": full(), "b": unknown.copy_with_new_block_size(32)})
 
 
 # --- memory
@@ -668,7 +669,7 @@ def test_memory_covers_what_a_request_holds(
 
 def test_composite() -> None:
     layers: dict[str, KVCacheSpec] = {"a": full(), "b": full(head_size=4), "c": MLAAttentionSpec(**ATTENTION)}
-    composite = UniformTypeKVCacheSpecs.from_specs(layers)
+    composite = get_uniform_type_specs(layers)
     assert composite is not None
     assert composite.block_size == 16
     assert composite.page_size_bytes == 2048
@@ -680,7 +681,7 @@ def test_composite() -> None:
 
 
 def test_composite_of_windows_takes_the_most_demanding_layer() -> None:
-    composite = UniformTypeKVCacheSpecs.from_specs({"a": window(), "b": window(num_kv_heads=1)})
+    composite = get_uniform_type_specs({"a": window(), "b": window(num_kv_heads=1)})
     assert composite is not None
     assert composite.max_memory_usage_bytes(LIMITS) == 13 * (1024 + 512)
 
@@ -695,8 +696,8 @@ def test_composite_of_windows_takes_the_most_demanding_layer() -> None:
     ],
 )
 def test_layers_of_several_types_have_no_composite(layers: dict[str, KVCacheSpec]) -> None:
-    assert not UniformTypeKVCacheSpecs.is_uniform_type(layers)
-    assert UniformTypeKVCacheSpecs.from_specs(layers) is None
+    assert not is_uniform_type(layers)
+    assert get_uniform_type_specs(layers) is None
 
 
 def test_composite_is_a_value() -> None:

@@ -174,9 +174,9 @@ def test_every_layer_is_bound_but_the_runners_own() -> None:
     assert model["layer.0"].kv_cache is caches.layers["layer.0"]
     assert not hasattr(model["encoder"], "kv_cache")
     assert register_kv_caches(caches).group_data_refs[1] == ()
-    with pytest.raises(InvalidConfigError, match="encoder are only in one"):
+    with pytest.raises(InvalidConfigError, match="layers encoder have a tensor and no group"):
         encoder_config(())
-    with pytest.raises(InvalidConfigError, match="runner-only layers are in no group: ghost"):
+    with pytest.raises(InvalidConfigError, match="names layers that are in no group: ghost"):
         encoder_config(("encoder", "ghost"))
 
 

@@ -11,7 +11,8 @@ from kvref import coordinators, planning
 from kvref.errors import InvalidConfigError
 from kvref.planning import KVCacheConfig, KVCacheGroupSpec, KVCacheReport
 from kvref.registry import KVCacheSpecRegistry
-from kvref.specs import FullAttentionSpec, KVCacheSpec, MemoryLimits, UniformTypeKVCacheSpecs
+from kvref.specs import FullAttentionSpec, KVCacheSpec, MemoryLimits
+from kvref.uniform import get_uniform_type_specs
 from kvref_conformance.targets.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
@@ -20,7 +21,6 @@ _configs = planning.get_kv_cache_configs
 _report = planning.get_kv_cache_report
 _with_page = planning._with_page
 _check_block_sizes = coordinators._check_block_sizes
-_from_specs = UniformTypeKVCacheSpecs.from_specs
 
 Specs = dict[str, KVCacheSpec]
 
@@ -40,11 +40,11 @@ def incomplete_groups_left_out() -> ReferenceTarget:
 def one_type_if_the_first_is_the_largest() -> ReferenceTarget:
     """Layers are of one type only if none has a larger page than the one listed first."""
 
-    def from_specs(cls: type[Any], specs: Specs) -> Any:
+    def uniform_type_specs(specs: Specs) -> Any:
         pages = [spec.page_size_bytes for spec in specs.values()]
-        return _from_specs(specs) if pages[0] == max(pages) else None
+        return get_uniform_type_specs(specs) if pages[0] == max(pages) else None
 
-    break_it(UniformTypeKVCacheSpecs, "from_specs", classmethod(from_specs))
+    break_it(planning, "get_uniform_type_specs", uniform_type_specs)
     return ReferenceTarget()
 
 
@@ -52,7 +52,7 @@ def one_group_whatever_the_managers() -> ReferenceTarget:
     """Layers of one uniform type form one group, also those that have different managers."""
 
     def get_kv_cache_groups(specs: Specs, *options: Any) -> list[KVCacheGroupSpec]:
-        composite = _from_specs(specs)
+        composite = get_uniform_type_specs(specs)
         return _groups(specs, *options) if composite is None else [KVCacheGroupSpec(tuple(specs), composite)]
 
     break_it(planning, "get_kv_cache_groups", get_kv_cache_groups)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from kvref import registry
+from kvref import registry, uniform
 from kvref.errors import ConflictingRegistrationError, RegistrationError
 from kvref.managers import CrossAttentionManager
 from kvref.platform import Platform
 from kvref.registry import KVCacheSpecMetadata, KVCacheSpecRegistry
+from kvref.shared_state import SharedState
+from kvref.spec_table import BUILT_IN, ManagerClass, SpecTable
 from kvref.specs import CrossAttentionSpec, KVCacheSpec
 from kvref_conformance.targets.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
-_State = registry._State
-_find = _State.find
-_register = _State.register
-_override = _State.override
+_find = SpecTable.find
+_register = SpecTable.register
+_override = SpecTable.override
 _initialise = KVCacheSpecRegistry.initialise
 _resolve = KVCacheSpecRegistry.resolve
-_BUILT_IN = registry._BUILT_IN
 _init = CrossAttentionManager.__init__
 
 
@@ -31,27 +32,27 @@ def base_of_the_farthest_ancestor() -> ReferenceTarget:
     Not so where something was overridden: what an override does is right.
     """
 
-    def find(state: registry._State, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
-        entries = [state.registered[cls] for cls in spec_class.__mro__ if cls in state.registered]
-        overridden = any(cls in state.overrides for cls in spec_class.__mro__)
-        if spec_class in state.registered or overridden or not entries:
-            return _find(state, spec_class)
+    def find(table: SpecTable, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
+        entries = [table.registered[cls] for cls in spec_class.__mro__ if cls in table.registered]
+        overridden = any(table.entries[entry.kvcache_spec_cls] != entry for entry in entries)
+        if spec_class in table.registered or overridden or not entries:
+            return _find(table, spec_class)
         # Not the nearest one's own base: it may be no ancestor of what the entry is for.
         return replace(entries[0], uniform_type_base_spec=entries[-1].uniform_type_base_spec)
 
-    break_it(_State, "find", find)
+    break_it(SpecTable, "find", find)
     return ReferenceTarget()
 
 
 def second_base_refused() -> ReferenceTarget:
     """A class that derives from two others cannot be registered."""
 
-    def register(state: registry._State, entry: KVCacheSpecMetadata) -> registry._State:
+    def register(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
         if len(entry.kvcache_spec_cls.__bases__) > 1:
             raise RegistrationError(f"{entry.kvcache_spec_cls.__name__} has several bases")
-        return _register(state, entry)
+        return _register(table, entry)
 
-    break_it(_State, "register", register)
+    break_it(SpecTable, "register", register)
     return ReferenceTarget()
 
 
@@ -63,59 +64,66 @@ def hook_never_run() -> ReferenceTarget:
 
 def built_ins_only_into_an_empty_table() -> ReferenceTarget:
     """A look-up registers the built-ins only when nobody has registered anything (as vLLM does)."""
-
+    shared = KVCacheSpecRegistry._shared
     # One thread at a time: what others see meanwhile is another fault.
-    def current_state() -> registry._State:
-        with KVCacheSpecRegistry._condition:
-            if not KVCacheSpecRegistry._state.registered:
+    turn = threading.RLock()
+
+    def table() -> SpecTable:
+        with turn:
+            if not shared.state.registered:
                 initialise()
-            return KVCacheSpecRegistry._state
+            return shared.state
 
     def initialise(vllm_config: object = None) -> None:
-        with KVCacheSpecRegistry._condition:
-            for entry in _BUILT_IN.values():
+        with turn:
+            for entry in BUILT_IN.values():
                 KVCacheSpecRegistry.register(
                     entry.kvcache_spec_cls, entry.manager_class, entry.uniform_type_base_spec
                 )
             _initialise(vllm_config)
 
-    break_it(KVCacheSpecRegistry, "_state", replace(KVCacheSpecRegistry._state, registered={}))
-    break_it(KVCacheSpecRegistry, "_current_state", staticmethod(current_state))
+    shared.change(lambda table: replace(table, registered={}, entries={}))
+    break_it(KVCacheSpecRegistry, "_table", staticmethod(table))
     break_it(KVCacheSpecRegistry, "initialise", staticmethod(initialise))
     return ReferenceTarget()
 
 
+def _with_the_last(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
+    """With this entry in place of one that was registered before. An override stays."""
+    spec_class = entry.kvcache_spec_cls
+    registered = {**table.registered, spec_class: entry}
+    if table.entries.get(spec_class) != table.registered.get(spec_class):
+        return replace(table, registered=registered)
+    return replace(table, registered=registered, entries={**table.entries, spec_class: entry})
+
+
 def second_registration_wins() -> ReferenceTarget:
     """A registration replaces what another one said of the class."""
-
-    def register(state: registry._State, entry: KVCacheSpecMetadata) -> registry._State:
-        return replace(state, registered={**state.registered, entry.kvcache_spec_cls: entry})
-
-    break_it(_State, "register", register)
+    break_it(SpecTable, "register", _with_the_last)
     return ReferenceTarget()
 
 
 def conflict_refused_by_assert() -> ReferenceTarget:
     """The check for conflicts is an assert, so that it vanishes under python -O."""
 
-    def register(state: registry._State, entry: KVCacheSpecMetadata) -> registry._State:
+    def register(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
         if __debug__:
-            return _register(state, entry)
-        return replace(state, registered={**state.registered, entry.kvcache_spec_cls: entry})
+            return _register(table, entry)
+        return _with_the_last(table, entry)
 
-    break_it(_State, "register", register)
+    break_it(SpecTable, "register", register)
     return ReferenceTarget()
 
 
 def second_registration_refused() -> ReferenceTarget:
     """A class is registered once; to say the same again is an error, too."""
 
-    def register(state: registry._State, entry: KVCacheSpecMetadata) -> registry._State:
-        if entry.kvcache_spec_cls in state.registered:
+    def register(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
+        if entry.kvcache_spec_cls in table.registered:
             raise ConflictingRegistrationError(f"{entry.kvcache_spec_cls.__name__} is registered already")
-        return _register(state, entry)
+        return _register(table, entry)
 
-    break_it(_State, "register", register)
+    break_it(SpecTable, "register", register)
     return ReferenceTarget()
 
 
@@ -129,16 +137,16 @@ def override_forgets_the_base() -> ReferenceTarget:
     """An override without a base makes the class its own base, as a registration without one does."""
 
     def override(
-        state: registry._State,
+        table: SpecTable,
         spec_class: type[KVCacheSpec],
-        manager_class: registry.ManagerClass | None,
+        manager_class: ManagerClass | None,
         uniform_type_base_spec: type[KVCacheSpec] | None,
         substitute: type[KVCacheSpec] | None,
-    ) -> registry._State:
+    ) -> SpecTable:
         base = spec_class if uniform_type_base_spec is None else uniform_type_base_spec
-        return _override(state, spec_class, manager_class, base, substitute)
+        return _override(table, spec_class, manager_class, base, substitute)
 
-    break_it(_State, "override", override)
+    break_it(SpecTable, "override", override)
     return ReferenceTarget()
 
 
@@ -153,7 +161,7 @@ def uniform_whatever_the_base() -> ReferenceTarget:
             for other in kv_cache_specs.values()
         )
 
-    break_it(KVCacheSpec, "is_uniform_with_collection", is_uniform_with_collection)
+    break_it(uniform, "is_uniform_with_collection", is_uniform_with_collection)
     return ReferenceTarget()
 
 
@@ -167,31 +175,31 @@ def early_look_ups_remembered() -> ReferenceTarget:
         initialised = True
         _initialise(vllm_config)
 
-    def current_state() -> registry._State:
+    def current_table() -> SpecTable:
         _initialise()
-        return KVCacheSpecRegistry._state
+        return KVCacheSpecRegistry._shared.state
 
-    def find(state: registry._State, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
+    def find(table: SpecTable, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
         if spec_class in remembered:
             return remembered[spec_class]
-        found = _find(state, spec_class)
+        found = _find(table, spec_class)
         if not initialised:
             remembered[spec_class] = found
         return found
 
     break_it(KVCacheSpecRegistry, "initialise", staticmethod(initialise))
-    break_it(KVCacheSpecRegistry, "_current_state", staticmethod(current_state))
-    break_it(_State, "find", find)
+    break_it(KVCacheSpecRegistry, "_table", staticmethod(current_table))
+    break_it(SpecTable, "find", find)
     return ReferenceTarget()
 
 
 def hook_seen_half_way() -> ReferenceTarget:
     """While the platform's hook runs, what it has registered so far is seen by every thread."""
 
-    def own_transaction(cls: type[Any]) -> Any:
-        return cls._transaction
+    def own_transaction(shared: SharedState[SpecTable]) -> Any:
+        return shared._transaction
 
-    break_it(KVCacheSpecRegistry, "_own_transaction", classmethod(own_transaction))
+    break_it(SharedState, "_own_transaction", own_transaction)
     return ReferenceTarget()
 
 

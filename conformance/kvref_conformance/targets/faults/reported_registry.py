@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvref import registry
 from kvref.platform import current_platform
 from kvref.registry import KVCacheSpecRegistry
+from kvref.spec_table import BUILT_IN, SpecTable
 from kvref_conformance.targets.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
@@ -16,11 +16,15 @@ _initialise = KVCacheSpecRegistry.initialise
 def start_forgets_what_was_registered() -> ReferenceTarget:
     """What a process has registered before its engine starts is unknown to the engine (vLLM issue 18740)."""
 
+    def forget(table: SpecTable) -> SpecTable:
+        if current_platform() in table.platforms:
+            return table
+        kept = {spec_class: table.entries[spec_class] for spec_class in BUILT_IN}
+        return replace(table, registered=BUILT_IN, entries=kept)
+
     def initialise(vllm_config: object = None) -> None:
-        with KVCacheSpecRegistry._condition:
-            state = KVCacheSpecRegistry._state
-            if KVCacheSpecRegistry._transaction is None and current_platform() not in state.platforms:
-                KVCacheSpecRegistry._state = replace(state, registered=registry._BUILT_IN)
+        if KVCacheSpecRegistry._shared._transaction is None:
+            KVCacheSpecRegistry._shared.change(forget)
         _initialise(vllm_config)
 
     break_it(KVCacheSpecRegistry, "initialise", staticmethod(initialise))

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvref import uniform
 from kvref.errors import InvalidSpecError
 from kvref.specs import (
     AttentionSpec,
@@ -22,7 +23,7 @@ from kvref_conformance.targets.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _merge = KVCacheSpec.__dict__["merge"].__func__
-_is_uniform = KVCacheSpec.is_uniform_with_collection
+_is_uniform = uniform.is_uniform_with_collection
 _check_window = SlidingWindowSpec.check_fields
 _page_size: property = PaddedKVCacheSpec.__dict__["page_size_bytes"]
 _unpadded_page_size: property = AttentionSpec.__dict__["unpadded_page_size_bytes"]
@@ -136,7 +137,9 @@ def merged_as_what_they_have_in_common() -> ReferenceTarget:
 def uniform_if_the_first_window_is_enough() -> ReferenceTarget:
     """Windowed layers are of one type if none has a larger window than the first."""
 
-    def is_uniform(spec: SlidingWindowSpec, layers: Mapping[str, KVCacheSpec]) -> bool:
+    def is_uniform(spec: KVCacheSpec, layers: Mapping[str, KVCacheSpec]) -> bool:
+        if not isinstance(spec, SlidingWindowSpec):
+            return _is_uniform(spec, layers)
         own = spec.sliding_window
         covered = {
             name: dataclasses.replace(other, sliding_window=own)
@@ -146,18 +149,20 @@ def uniform_if_the_first_window_is_enough() -> ReferenceTarget:
         }
         return _is_uniform(spec, covered)
 
-    break_it(SlidingWindowSpec, "is_uniform_with_collection", is_uniform)
+    break_it(uniform, "is_uniform_with_collection", is_uniform)
     return ReferenceTarget()
 
 
 def windows_compared_before_kinds() -> ReferenceTarget:
     """A windowed layer asks all others for their windows, those that have none included."""
 
-    def is_uniform(spec: SlidingWindowSpec, layers: Mapping[str, Any]) -> bool:
+    def is_uniform(spec: KVCacheSpec, layers: Mapping[str, Any]) -> bool:
+        if not isinstance(spec, SlidingWindowSpec):
+            return _is_uniform(spec, layers)
         same = all(other.sliding_window == spec.sliding_window for other in layers.values())
         return same and _is_uniform(spec, layers)
 
-    break_it(SlidingWindowSpec, "is_uniform_with_collection", is_uniform)
+    break_it(uniform, "is_uniform_with_collection", is_uniform)
     return ReferenceTarget()
 
 

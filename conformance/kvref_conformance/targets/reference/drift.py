@@ -14,8 +14,9 @@ import kvref
 from kvref.planning import unify_kv_cache_spec_page_size
 from kvref.platform import current_platform
 from kvref.registry import KVCacheSpecRegistry, register_all_kvcache_specs
-from kvref.specs import MemoryLimits, UniformTypeKVCacheSpecs
+from kvref.specs import MemoryLimits
 from kvref.target import Call, Override, Replaced, SpecDescriptor
+from kvref.uniform import get_uniform_type_specs
 from kvref_conformance.targets.introspection import (
     are_read,
     calls_in,
@@ -97,7 +98,7 @@ def use(spec: Any) -> None:
     limits = MemoryLimits(256, 128)
     KVCacheSpecRegistry.check_kv_cache_spec_registry({"layer.0": spec})
     type(spec).merge([spec, spec])
-    group: Any = UniformTypeKVCacheSpecs.from_specs({"layer.0": spec, "layer.1": spec})
+    group: Any = get_uniform_type_specs({"layer.0": spec, "layer.1": spec})
     group.max_memory_usage_bytes(limits)
     manager_class: Any = KVCacheSpecRegistry.get_manager_class(spec)
     manager_class(spec, limits=limits)

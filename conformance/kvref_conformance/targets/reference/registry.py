@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import kvref.uniform
 from kvref.managers import SingleTypeKVCacheManager
 from kvref.platform import Platform, current_platform, set_current_platform
 from kvref.registry import KVCacheSpecRegistry, register_all_kvcache_specs, register_kv_cache_spec
@@ -82,8 +83,8 @@ def substitute(spec_class: str, substitute: str | None) -> None:
 
 def uniform(specs: Sequence[SpecDescriptor]) -> bool:
     made = [make(spec) for spec in specs]
-    answer = made[0].is_uniform_with_collection({f"layer.{place}": spec for place, spec in enumerate(made)})
-    return bool(answer)
+    layers = {f"layer.{place}": spec for place, spec in enumerate(made)}
+    return kvref.uniform.is_uniform_with_collection(made[0], layers)
 
 
 def race(threads: Sequence[Sequence[Step]], after: Sequence[Step], points: int) -> Races:

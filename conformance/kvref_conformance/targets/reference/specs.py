@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import kvref.specs
+import kvref.uniform
 from kvref.target import Json, SpecClassInfo, SpecDescriptor, SpecFacts, Twins, Unpickled
 from kvref_conformance.targets.codec import (
     changeable_fields,
@@ -66,8 +67,7 @@ def unpickled(data: str, spec: SpecDescriptor) -> Unpickled:
 
 def uniform(specs: Sequence[SpecDescriptor]) -> bool:
     layers = {f"layer_{index}": make(spec) for index, spec in enumerate(specs)}
-    answer: bool = kvref.specs.UniformTypeKVCacheSpecs.is_uniform_type(layers)
-    return answer
+    return kvref.uniform.is_uniform_type(layers)
 
 
 def max_memory(

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 import kvref
 from kvref_conformance import (
@@ -27,7 +26,7 @@ from kvref_conformance.ending import EXIT_INTERRUPTED, Group
 from kvref_conformance.findings import Store
 from kvref_conformance.fuzz import Fuzz
 from kvref_conformance.init import Wanted, badge, start
-from kvref_conformance.laws import LAWS
+from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.options import (
     Choice,
     as_duration,
@@ -39,12 +38,14 @@ from kvref_conformance.options import (
     coverage_source_option,
     depth_option,
     device_option,
+    invocation,
     jobs_option,
     laws_option,
     output_option,
     seed_option,
     subjects_option,
     target_options,
+    verbose_option,
 )
 from kvref_conformance.prove import document, exit_code, prove as prove_all, select
 from kvref_conformance.reached import needs_library
@@ -57,6 +58,7 @@ from kvref_conformance.report.files import report_document
 from kvref_conformance.report.fuzzing import render_fuzz, watching
 from kvref_conformance.report.lawbook import laws_page
 from kvref_conformance.report.proving import render_count, render_proof
+from kvref_conformance.report.terminal import open_console, render_setup
 from kvref_conformance.report.text import slug, visible
 from kvref_conformance.results import EXIT_CODES, Verdict
 from kvref_conformance.runner import DEPTH, Options
@@ -109,6 +111,7 @@ def cli() -> None:
 )
 @coverage_option
 @coverage_source_option
+@verbose_option
 @click.pass_context
 def check(
     context: click.Context,
@@ -129,6 +132,7 @@ def check(
     save_baseline: Path | None,
     coverage: bool,
     sources: tuple[str, ...],
+    verbose: bool,
 ) -> None:
     """Run laws against TARGET.
 
@@ -153,11 +157,16 @@ def check(
     depth, budget = depth or declared.depth or DEPTH, declared.budget if budget is None else budget
     options = Options(laws, depth, seed, budget, jobs, strict, subjects, symbolic=symbolic)
     worker = replace(worker, measured=measured, symbolic=symbolic)
-    with (
-        progress(Console(stderr=True)) as watcher,
-        loaded(worker, laws, watcher, declared, device=device) as one,
-    ):
-        result = one.check(options, choose_baseline(baseline, one.description), watcher)
+    with ExitStack() as stack:
+        with progress(open_console(stderr=True)) as watcher:
+            one = stack.enter_context(loaded(worker, laws, watcher, declared, device=device))
+        known = choose_baseline(baseline, one.description)
+        watcher = stack.enter_context(progress(open_console(stderr=True)))
+        runner = one.runner(options, watcher)
+        runner.check_subjects()
+        if not as_json:
+            render_setup(runner.setup(known), open_console())
+        result = runner.run(known)
     result.elapsed_seconds = time.monotonic() - started
     if report is not None:
         write_report(result, report, others)
@@ -166,7 +175,7 @@ def check(
     if as_json:
         click.echo(json.dumps(report_document(result), indent=1))
     else:
-        render(result, Console(), report)
+        render(result, open_console(), report, verbose=verbose, invocation=invocation())
     context.exit(EXIT_CODES[result.verdict])
 
 
@@ -229,9 +238,9 @@ def fuzz(
     options = Options(laws, seed=seed, jobs=jobs, subjects=subjects)
     worker, declared = choice.prepare()
     interrupted = False
-    console = Console(stderr=True)
+    stderr = open_console(stderr=True)
     with ExitStack() as stack:
-        with progress(console) as watcher:
+        with progress(stderr) as watcher:
             one = stack.enter_context(loaded(worker, laws, watcher, declared, device=device))
             runner = one.runner(options, watcher)
             runner.check_subjects()
@@ -245,11 +254,11 @@ def fuzz(
             known, notes = runner.replay_known(choose_baseline(baseline, one.description))
         fuzzed = Fuzz(runner, store, known, declared, seconds, jobs)
         try:
-            with watching(fuzzed, console) as view:
+            with watching(fuzzed, stderr) as view:
                 fuzzed.run(view)
         except KeyboardInterrupt:
             interrupted = True
-        render_fuzz(store, notes, Console())
+        render_fuzz(store, notes, open_console())
     if interrupted:
         context.exit(EXIT_INTERRUPTED)
     context.exit(1 if store.findings else 0)
@@ -291,17 +300,20 @@ def prove(context: click.Context, patterns: tuple[str, ...], limit: float, jobs:
                  3  a contract could not be examined
     """
     chosen = select(patterns)
-    console, proofs = Console(), []
-    with progress(Console(stderr=True)) as watcher, closing(prove_all(chosen, limit, jobs, watcher)) as found:
+    stdout, proofs = open_console(), []
+    with (
+        progress(open_console(stderr=True)) as watcher,
+        closing(prove_all(chosen, limit, jobs, watcher)) as found,
+    ):
         for proof in found:
             proofs.append(proof)
             if not as_json:
-                render_proof(proof, console)
+                render_proof(proof, stdout)
     proofs.sort(key=lambda proof: chosen.index(proof.contract))
     if as_json:
         click.echo(json.dumps(document(proofs), indent=1))
     else:
-        render_count(proofs, console)
+        render_count(proofs, stdout)
     context.exit(exit_code(proofs))
 
 
@@ -315,14 +327,14 @@ def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
     if markdown:
         click.echo(laws_page(selected), nl=False)
     else:
-        render_laws(selected, Console(), verbose)
+        render_laws(selected, open_console(), verbose)
 
 
 @cli.command()
 @click.argument("law")
 def explain(law: str) -> None:
     """Tell all of one LAW: what it asks for and why, what it needs, what breaks it, and what to do then."""
-    render_explanation(find_law(law), Console())
+    render_explanation(find_law(law), open_console())
 
 
 @cli.command()
@@ -332,10 +344,12 @@ def doctor(
 ) -> None:
     """Tell whether TARGET can be loaded, what its profile declares, and what of it can be checked."""
     worker, declared = choice.prepare()
-    with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
+    with progress(open_console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
         description = one.description
-        planned = one.runner(Options(), watcher).left_out()
-        render_target(worker, one.profile, description, planned)
+        units, left_out = one.runner(Options(), watcher).plan()
+    judged = {law.id for unit in units for law in unit.laws} | ({ANSWERS.id} if units else set())
+    laws = [law for law in LAWS if law in judged]
+    render_target(worker, one.profile, description, laws, left_out, open_console(), invocation())
 
 
 @cli.command()
@@ -346,7 +360,7 @@ def init(choice: Choice) -> None:
     TARGET is loaded, to see that it can be, and what has to be said of it. What is there is left as it is.
     """
     worker, declared = choice.prepare()
-    with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
+    with progress(open_console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
         asked = declared.target if choice.target in (None, declared.label) else choice.target
         wanted = Wanted(asked or worker.target, worker.stubs, (*choice.paths, *declared.paths))
         made = start(Path(), wanted, one.description)
@@ -381,7 +395,7 @@ def replay(
     worker, declared = choice.prepare()
     flags = [" ".join(run["flags"]) for run in document["runs"]]
     with (
-        progress(Console(stderr=True)) as watcher,
+        progress(open_console(stderr=True)) as watcher,
         loaded(worker, (), watcher, declared, flags) as one,
     ):
         broken = one.runner(options, watcher).confirmer.judge(law, document)
@@ -417,7 +431,7 @@ def diff(context: click.Context, old: Path, new: Path, told: str | None) -> None
     elif told == "markdown":
         click.echo(diff_markdown(changed), nl=False)
     else:
-        render_diff(changed, Console())
+        render_diff(changed, open_console())
     context.exit(1 if changed.worse else 0)
 
 
@@ -449,7 +463,7 @@ def faults(
                  3  something could not be judged to the end
     """
     chosen = fault_matrix.faults(areas)
-    with progress(Console(stderr=True)) as watcher:
+    with progress(open_console(stderr=True)) as watcher:
         watcher.phase(f"trying {len(chosen)} faults")
         tried = list(fault_matrix.try_all(chosen, seed, jobs, watcher))
     if output is not None:
@@ -460,7 +474,7 @@ def faults(
     if as_json:
         click.echo(json.dumps(fault_matrix.document(tried, seed), indent=1))
     else:
-        render_faults(tried, Console())
+        render_faults(tried, open_console())
     if not all(each.as_it_should_be for each in tried):
         context.exit(1)
     context.exit(EXIT_CODES[Verdict.INCOMPLETE] if any(each.trial.open for each in tried) else 0)
@@ -522,7 +536,7 @@ def matrix(
     chosen = [releases.find(version) for version in (versions.split(",") if versions else releases.VERSIONS)]
     if not any(host.prepared for host in chosen):
         raise releases.HostError("none of these releases is prepared; this does it: kvref hosts prepare")
-    with progress(Console(stderr=True)) as watcher:
+    with progress(open_console(stderr=True)) as watcher:
         reports = matrices.check_all(chosen, options, watcher)
     asked = [f" --laws {shlex.quote(pattern)}" for pattern in patterns]
     asked += [f" --versions {versions}"] if versions else []

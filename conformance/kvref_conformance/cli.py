@@ -100,7 +100,7 @@ def cli() -> None:
     help="Report of another version, for a table of laws by version on the page. Can be repeated.",
 )
 @jobs_option
-@click.option("--json", "as_json", is_flag=True, help="Print report.json instead of tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print report.json instead of text.")
 @click.option("--strict", is_flag=True, help="Broken robustness laws count, too.")
 @baseline_option
 @click.option(
@@ -258,7 +258,7 @@ def fuzz(
                 fuzzed.run(view)
         except KeyboardInterrupt:
             interrupted = True
-        render_fuzz(store, notes, open_console())
+        render_fuzz(store, notes, open_console(), invocation())
     if interrupted:
         context.exit(EXIT_INTERRUPTED)
     context.exit(1 if store.findings else 0)
@@ -486,10 +486,12 @@ def hosts(context: click.Context) -> None:
     """List the releases of vLLM that can be checked side by side, as 'vllm==VERSION'."""
     if context.invoked_subcommand is not None:
         return
-    for version in releases.VERSIONS:
-        host = releases.find(version)
+    found = [releases.find(version) for version in releases.VERSIONS]
+    for host in found:
         where = host.folder or host.python
-        click.echo(f"vllm=={version:8} {f'prepared      {where}' if host.prepared else 'not prepared'}")
+        click.echo(f"vllm=={host.version:8} {f'prepared      {where}' if host.prepared else 'not prepared'}")
+    prepared = [host.version for host in found if host.prepared]
+    click.echo(f"next: kvref check vllm=={prepared[-1]}" if prepared else "next: kvref hosts prepare")
 
 
 @hosts.command("prepare")

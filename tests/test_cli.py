@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -112,18 +113,22 @@ def test_a_device_that_is_not_there(kvref: Kvref, monkeypatch: pytest.MonkeyPatc
 def test_doctor(kvref: Kvref) -> None:
     ran = kvref("doctor", TOY, "--path", TARGETS)
     assert ran.code == 0
-    told = {line[:13].strip(): line[13:] for line in ran.out.splitlines()}
+    target, _, judged = ran.out.partition("\n\n")
+    told = {line[:13].strip(): line[13:] for line in target.splitlines()}
     assert told["target"] == "toy 1"
     assert told["torch"] == "not imported"
     assert told["parts"] == "specs, registry"
     assert told["classes"] == "AttentionSpec, FullAttentionSpec, SlidingWindowSpec"
     assert told["baseline"] == "none shipped for this version"
-    left_out = [line[13:] for line in ran.out.splitlines() if line.startswith("left out")]
-    assert "the class has no page_size_padded: spec.padding-honoured (2 subjects)" in left_out
-    assert "the target has no registry.race: registry.concurrent" in left_out
-    # A line for each reason.
-    assert len({line.partition(": ")[0] for line in left_out}) == len(left_out)
+    assert re.match(r"can be judged: \d+ of \d+ laws\n  registry \d+, spec \d+, ", judged)
+    left_out = judged.partition("not applicable\n")[2]
+    assert "  the class has no page_size_padded: spec.padding-honoured (2 subjects)\n" in left_out
+    assert "  the target has no registry.race: registry.concurrent\n" in left_out
+    # Each reason once.
+    reasons = re.findall(r"^  (\S.*?): ", left_out, re.MULTILINE)
+    assert len(set(reasons)) == len(reasons)
     assert "threads" not in told
+    assert ran.out.endswith(f"\nnext: kvref check {TOY} --path {TARGETS}\n")
 
 
 def test_doctor_finds(kvref: Kvref) -> None:

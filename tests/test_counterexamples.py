@@ -55,7 +55,7 @@ def shown(result: Result, row: Row) -> str:
     """The words, but for how long it took."""
     timeless = replace(row, seconds=0.0, exploring_seconds=0.0, driven_seconds=0.0)
     console = Console(file=io.StringIO(), width=100)
-    render(replace(result, rows=[timeless], elapsed_seconds=0.0), console)
+    render(replace(result, rows=[timeless], elapsed_seconds=0.0), console, verbose=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

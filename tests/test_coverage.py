@@ -376,9 +376,9 @@ def test_hostile_names_and_long_lists_on_a_terminal() -> None:
         assert "lines of your plugin no law reached: \\x1b[31mred" in shown
         assert not re.search("[^\n -~日本]", shown)
         assert "[bold]x[/].py" in shown
-        assert "and 40 more files of which something was not reached" in shown
+        assert "and 40 more files with lines that no law reached" in shown
         assert "and 88 more" in shown
-        assert "all of it: --report DIR and --json tell" in shown
+        assert "all of it: add --report DIR, or --json" in shown
         assert len(shown.splitlines()) < 150
 
 

@@ -172,8 +172,10 @@ def test_how_it_is_told() -> None:
         "broken                1 -> 1",
         "incomplete            0 -> 1",
         "holds                 2 -> 1",
+        "",
         "2 got worse, 1 changed otherwise",
         "verdict: not conformant -> not conformant",
+        "next: kvref explain pool.reset",
     ]
     assert markdown(compare(old, new)).splitlines()[:9] == [
         "### kvref: not conformant",

@@ -100,7 +100,7 @@ def test_what_only_driving_finds(kvref: Kvref) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_rates_are_told(kvref: Kvref) -> None:
-    ran = kvref("check", *REFERENCES, "--subjects", "FullAttentionSpec")
+    ran = kvref("check", *REFERENCES, "--subjects", "FullAttentionSpec", "-v")
     assert ran.code == 0
     assert "steps/s driven/s" in ran.out
 

@@ -39,7 +39,7 @@ def test_all_that_is_held_of_a_law_is_told(law: str) -> None:
             assert re.search(rf"\b{part.rpartition('.')[2]}\b", told.partition("what it needs")[2])
     for name in known.capabilities:
         assert f"the capability {name}: {CAPABILITIES[name].what}" in told
-    may = told.partition("may declare to do its own way")[2].partition("\n\n")[0]
+    may = told.partition("may do differently, if you declare it")[2].partition("\n\n")[0]
     for name, capability in CAPABILITIES.items():
         is_about = bool(workload) and not {*capability.parts}.isdisjoint(workload.parts)
         assert (f"  {name}: {capability.what}" in may) == (is_about and name not in known.capabilities)
@@ -70,7 +70,7 @@ def test_what_a_fault_does_is_told_as_it_says_itself() -> None:
 
 @pytest.mark.parametrize("law", [law.id for law in LAWS.values() if law.capabilities])
 def test_how_a_capability_is_declared_is_right(law: str) -> None:
-    declared = re.findall(r"below \[capabilities\], as for instance (.*); or by the target", explained(law))
+    declared = re.findall(r"below \[capabilities\], for example (.*); or in the target", explained(law))
     assert len(declared) == len(LAWS[law].capabilities)
     for line in declared:
         [(name, value)] = tomllib.loads(line).items()

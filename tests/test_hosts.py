@@ -203,6 +203,7 @@ def test_hosts(kvref: Kvref, pip: Pip) -> None:
     hosts.prepare("0.26.0", quiet)
     ran = kvref("hosts")
     lines = dict(line.split(maxsplit=1) for line in ran.out.splitlines())
+    assert lines.pop("next:") == f"kvref check vllm=={hosts.BASE}"
     assert (ran.code, list(lines)) == (0, [f"vllm=={version}" for version in hosts.VERSIONS])
     assert lines.pop("vllm==0.26.0").split() == ["prepared", str(hosts.find("0.26.0").folder)]
     assert lines.pop(f"vllm=={hosts.BASE}").split() == ["prepared", str(hosts.interpreter())]

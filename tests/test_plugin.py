@@ -86,7 +86,7 @@ def test_what_stock_breaks_too_is_inherited() -> None:
     assert row.message.startswith("reference breaks it without the plugin: ")
     assert result.verdict is Verdict.CONFORMANT
     told = io.StringIO()
-    render(result, Console(file=told, width=100))
+    render(result, Console(file=told, width=100), verbose=True)
     assert "inherited  spec.merge-identity [AcmeSpec: alignment]" in told.getvalue()
     assert b"inherited: reference breaks it without the plugin" in junit(result)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from kvref_conformance.commands.options import (
     Choice,
@@ -19,18 +19,20 @@ from kvref_conformance.commands.options import (
     coverage_source_option,
     depth_option,
     device_option,
+    invocation,
     jobs_option,
     laws_option,
     seed_option,
     subjects_option,
     target_options,
+    verbose_option,
 )
 from kvref_conformance.documents import baseline as baselines, diff as diffs
 from kvref_conformance.documents.folder import claim
 from kvref_conformance.documents.results import EXIT_CODES
 from kvref_conformance.report.files import report_document, write_report
 from kvref_conformance.report.progress import progress
-from kvref_conformance.report.terminal import render
+from kvref_conformance.report.terminal import open_console, render, render_setup
 from kvref_conformance.running.checker import DEPTH, Options
 from kvref_conformance.running.coverage import needs_library
 from kvref_conformance.running.loading import choose_baseline, is_symbolic, loaded, select_laws
@@ -60,7 +62,7 @@ from kvref_conformance.running.loading import choose_baseline, is_symbolic, load
     help="Report of another version, for a table of laws by version on the page. Can be repeated.",
 )
 @jobs_option
-@click.option("--json", "as_json", is_flag=True, help="Print report.json instead of tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print report.json instead of text.")
 @click.option("--strict", is_flag=True, help="Broken robustness laws count, too.")
 @baseline_option
 @click.option(
@@ -71,6 +73,7 @@ from kvref_conformance.running.loading import choose_baseline, is_symbolic, load
 )
 @coverage_option
 @coverage_source_option
+@verbose_option
 @click.pass_context
 def check(
     context: click.Context,
@@ -91,6 +94,7 @@ def check(
     save_baseline: Path | None,
     coverage: bool,
     sources: tuple[str, ...],
+    verbose: bool,
 ) -> None:
     """Run laws against TARGET.
 
@@ -115,11 +119,16 @@ def check(
     depth, budget = depth or declared.depth or DEPTH, declared.budget if budget is None else budget
     options = Options(laws, depth, seed, budget, jobs, strict, subjects, symbolic=symbolic)
     worker = replace(worker, measured=measured, symbolic=symbolic)
-    with (
-        progress(Console(stderr=True)) as watcher,
-        loaded(worker, laws, watcher, declared, device=device) as one,
-    ):
-        result = one.check(options, choose_baseline(baseline, one.description), watcher)
+    with ExitStack() as stack:
+        with progress(open_console(stderr=True)) as watcher:
+            one = stack.enter_context(loaded(worker, laws, watcher, declared, device=device))
+        known = choose_baseline(baseline, one.description)
+        watcher = stack.enter_context(progress(open_console(stderr=True)))
+        checker = one.checker(options, watcher)
+        checker.check_subjects()
+        if not as_json:
+            render_setup(checker.setup(known), open_console())
+        result = checker.run(known)
     result.elapsed_seconds = time.monotonic() - started
     if report is not None:
         write_report(result, report, others)
@@ -128,5 +137,5 @@ def check(
     if as_json:
         click.echo(json.dumps(report_document(result), indent=1))
     else:
-        render(result, Console(), report)
+        render(result, open_console(), report, verbose=verbose, invocation=invocation())
     context.exit(EXIT_CODES[result.verdict])

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from kvref_conformance.documents import diff as diffs
 from kvref_conformance.report.diff import markdown as diff_markdown, render_diff
+from kvref_conformance.report.terminal import open_console
 
 
 @click.command()
@@ -35,5 +35,5 @@ def diff(context: click.Context, old: Path, new: Path, told: str | None) -> None
     elif told == "markdown":
         click.echo(diff_markdown(changed), nl=False)
     else:
-        render_diff(changed, Console())
+        render_diff(changed, open_console())
     context.exit(1 if changed.worse else 0)

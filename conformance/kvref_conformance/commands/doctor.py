@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 
-from kvref_conformance.commands.options import Choice, target_options
+from kvref_conformance.commands.options import Choice, invocation, target_options
+from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.report.doctor import render_target
 from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import open_console
 from kvref_conformance.running.checker import Options
 from kvref_conformance.running.loading import loaded
 
@@ -19,7 +20,9 @@ def doctor(
 ) -> None:
     """Tell whether TARGET can be loaded, what its profile declares, and what of it can be checked."""
     worker, declared = choice.prepare()
-    with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
+    with progress(open_console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
         description = one.description
-        planned = one.checker(Options(), watcher).left_out()
-        render_target(worker, one.profile, description, planned)
+        units, left_out = one.checker(Options(), watcher).plan()
+    judged = {law.id for unit in units for law in unit.laws} | ({ANSWERS.id} if units else set())
+    laws = [law for law in LAWS if law in judged]
+    render_target(worker, one.profile, description, laws, left_out, open_console(), invocation())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 
 from kvref_conformance.report.explain import render_explanation
+from kvref_conformance.report.terminal import open_console
 from kvref_conformance.running.loading import find_law
 
 
@@ -13,4 +13,4 @@ from kvref_conformance.running.loading import find_law
 @click.argument("law")
 def explain(law: str) -> None:
     """Tell all of one LAW: what it asks for and why, what it needs, what breaks it, and what to do then."""
-    render_explanation(find_law(law), Console())
+    render_explanation(find_law(law), open_console())

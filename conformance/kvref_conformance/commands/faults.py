@@ -7,12 +7,12 @@ import shlex
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from kvref_conformance.commands.options import jobs_option, output_option, seed_option
 from kvref_conformance.documents.results import EXIT_CODES, Verdict
 from kvref_conformance.report.faults import page as fault_page, render_faults
 from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import open_console
 from kvref_conformance.running import fault_matrix
 
 
@@ -44,7 +44,7 @@ def faults(
                  3  something could not be judged to the end
     """
     chosen = fault_matrix.faults(areas)
-    with progress(Console(stderr=True)) as watcher:
+    with progress(open_console(stderr=True)) as watcher:
         watcher.phase(f"trying {len(chosen)} faults")
         tried = list(fault_matrix.try_all(chosen, seed, jobs, watcher))
     if output is not None:
@@ -55,7 +55,7 @@ def faults(
     if as_json:
         click.echo(json.dumps(fault_matrix.document(tried, seed), indent=1))
     else:
-        render_faults(tried, Console())
+        render_faults(tried, open_console())
     if not all(each.as_expected for each in tried):
         context.exit(1)
     context.exit(EXIT_CODES[Verdict.INCOMPLETE] if any(each.trial.open for each in tried) else 0)

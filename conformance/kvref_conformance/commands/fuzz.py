@@ -6,7 +6,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from kvref_conformance.commands.exits import EXIT_INTERRUPTED
 from kvref_conformance.commands.options import (
@@ -14,6 +13,7 @@ from kvref_conformance.commands.options import (
     as_duration,
     baseline_option,
     device_option,
+    invocation,
     jobs_option,
     laws_option,
     seed_option,
@@ -23,6 +23,7 @@ from kvref_conformance.commands.options import (
 from kvref_conformance.documents.names import slug
 from kvref_conformance.report.fuzzing import render_fuzz, watching
 from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import open_console
 from kvref_conformance.running.checker import Options
 from kvref_conformance.running.fuzz import Fuzz
 from kvref_conformance.running.fuzz_store import Store
@@ -88,27 +89,27 @@ def fuzz(
     options = Options(laws, seed=seed, jobs=jobs, subjects=subjects)
     worker, declared = choice.prepare()
     interrupted = False
-    console = Console(stderr=True)
+    stderr = open_console(stderr=True)
     with ExitStack() as stack:
-        with progress(console) as watcher:
+        with progress(stderr) as watcher:
             one = stack.enter_context(loaded(worker, laws, watcher, declared, device=device))
-            runner = one.checker(options, watcher)
-            runner.check_subjects()
-            if not runner.has_work():
+            checker = one.checker(options, watcher)
+            checker.check_subjects()
+            if not checker.has_work():
                 raise click.UsageError("none of these laws applies to the target; 'kvref doctor' tells why")
             version = one.description["version"]
             folder = directory or Path("kvref-fuzz") / slug(f"{worker.target}-{version}")
             store = stack.enter_context(
                 closing(Store(folder, {"name": worker.target, "version": version}, seed))
             )
-            known, notes = runner.replay_known(choose_baseline(baseline, one.description))
-        fuzzed = Fuzz(runner, store, known, declared, seconds, jobs)
+            known, notes = checker.replay_known(choose_baseline(baseline, one.description))
+        fuzzed = Fuzz(checker, store, known, declared, seconds, jobs)
         try:
-            with watching(fuzzed, console) as view:
+            with watching(fuzzed, stderr) as view:
                 fuzzed.run(view)
         except KeyboardInterrupt:
             interrupted = True
-        render_fuzz(store, notes, Console())
+        render_fuzz(store, notes, open_console(), invocation())
     if interrupted:
         context.exit(EXIT_INTERRUPTED)
     context.exit(1 if store.findings else 0)

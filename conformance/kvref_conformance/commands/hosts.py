@@ -13,10 +13,12 @@ def hosts(context: click.Context) -> None:
     """List the releases of vLLM that can be checked side by side, as 'vllm==VERSION'."""
     if context.invoked_subcommand is not None:
         return
-    for version in releases.VERSIONS:
-        host = releases.find(version)
+    found = [releases.find(version) for version in releases.VERSIONS]
+    for host in found:
         where = host.folder or host.python
-        click.echo(f"vllm=={version:8} {f'prepared      {where}' if host.prepared else 'not prepared'}")
+        click.echo(f"vllm=={host.version:8} {f'prepared      {where}' if host.prepared else 'not prepared'}")
+    prepared = [host.version for host in found if host.prepared]
+    click.echo(f"next: kvref check vllm=={prepared[-1]}" if prepared else "next: kvref hosts prepare")
 
 
 @hosts.command("prepare")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report.lawbook import laws_page
-from kvref_conformance.report.terminal import render_laws
+from kvref_conformance.report.terminal import open_console, render_laws
 from kvref_conformance.running.loading import select_laws
 
 
@@ -21,4 +20,4 @@ def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
     if markdown:
         click.echo(laws_page(selected), nl=False)
     else:
-        render_laws(selected, Console(), verbose)
+        render_laws(selected, open_console(), verbose)

@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from kvref_conformance.commands import release_matrix as matrices
 from kvref_conformance.commands.options import (
@@ -19,6 +18,7 @@ from kvref_conformance.commands.options import (
 from kvref_conformance.documents.results import EXIT_CODES, Verdict
 from kvref_conformance.processes import releases
 from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import open_console
 from kvref_conformance.running.checker import DEPTH, Options
 from kvref_conformance.running.loading import select_laws
 
@@ -53,7 +53,7 @@ def matrix(
     chosen = [releases.find(version) for version in (versions.split(",") if versions else releases.VERSIONS)]
     if not any(host.prepared for host in chosen):
         raise releases.HostError("none of these releases is prepared; run: kvref hosts prepare")
-    with progress(Console(stderr=True)) as watcher:
+    with progress(open_console(stderr=True)) as watcher:
         reports = matrices.check_all(chosen, options, watcher)
     asked = [f" --laws {shlex.quote(pattern)}" for pattern in patterns]
     asked += [f" --versions {versions}"] if versions else []

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kvref_conformance.documents.profile import Profile
 from kvref_conformance.processes.launch import Worker
+from kvref_conformance.report.terminal import Invocation
 from kvref_conformance.running.checker import DEPTH, DEPTHS
 from kvref_conformance.running.loading import BACKENDS, DEVICES, prepare
 
@@ -59,6 +61,31 @@ class Choice:
             stubs=self.stubs,
             timeout=self.timeout,
         )
+
+
+_REPEATED = ("patterns", "subjects", "depth", "seed", "backend", "device", "strict", "baseline")
+"""Options that a next command takes over: they say what is run."""
+
+
+def invocation() -> Invocation:
+    """What the user typed for the current command."""
+    context = click.get_current_context()
+    target: list[str] = []
+    options: list[tuple[str, ...]] = []
+    about_target = {field.name for field in fields(Choice)}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        words = [(parameter.opts[-1], str(each)) for each in (value if parameter.multiple else [value])]
+        if isinstance(parameter, click.Argument):
+            target += [str(value)] if name in about_target else []
+        elif name in about_target:
+            target += [word for pair in words for word in pair]
+        elif name in _REPEATED:
+            options += [(parameter.opts[-1],)] if getattr(parameter, "is_flag", False) else words
+    return Invocation(target, options)
 
 
 _ABOUT_TARGETS = (
@@ -156,8 +183,14 @@ backend_option = click.option(
     show_default=True,
     help="With crosshair, a solver searches the numbers of TARGET's specs, too (docs/prove.md).",
 )
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print a line for each law, what is accepted and why, and all of each trace.",
+)
 coverage_option = click.option(
-    "--coverage", is_flag=True, help="Also tell which lines of TARGET's own files no law reached."
+    "--coverage", is_flag=True, help="Also show which lines of TARGET's own files no law reached."
 )
 coverage_source_option = click.option(
     "--coverage-source",

@@ -6,12 +6,12 @@ import json
 from contextlib import closing
 
 import click
-from rich.console import Console
 
 from kvref_conformance.commands.options import as_seconds, jobs_option
 from kvref_conformance.proofs.prove import document, exit_code, prove as prove_all, select
 from kvref_conformance.report.progress import progress
 from kvref_conformance.report.proving import render_count, render_proof
+from kvref_conformance.report.terminal import open_console
 
 
 @click.command()
@@ -50,15 +50,18 @@ def prove(context: click.Context, patterns: tuple[str, ...], limit: float, jobs:
                  3  a contract could not be examined
     """
     chosen = select(patterns)
-    console, proofs = Console(), []
-    with progress(Console(stderr=True)) as watcher, closing(prove_all(chosen, limit, jobs, watcher)) as found:
+    stdout, proofs = open_console(), []
+    with (
+        progress(open_console(stderr=True)) as watcher,
+        closing(prove_all(chosen, limit, jobs, watcher)) as found,
+    ):
         for proof in found:
             proofs.append(proof)
             if not as_json:
-                render_proof(proof, console)
+                render_proof(proof, stdout)
     proofs.sort(key=lambda proof: chosen.index(proof.contract))
     if as_json:
         click.echo(json.dumps(document(proofs), indent=1))
     else:
-        render_count(proofs, console)
+        render_count(proofs, stdout)
     context.exit(exit_code(proofs))

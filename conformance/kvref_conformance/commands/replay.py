@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from kvref_conformance.commands.options import Choice, target_options
 from kvref_conformance.documents import schemas
 from kvref_conformance.laws import LAWS
 from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import open_console
 from kvref_conformance.report.text import visible
 from kvref_conformance.running.checker import Options
 from kvref_conformance.running.loading import NoSuchLaw, loaded
@@ -37,7 +37,7 @@ def replay(
     worker, declared = choice.prepare()
     flags = [" ".join(run["flags"]) for run in document["runs"]]
     with (
-        progress(Console(stderr=True)) as watcher,
+        progress(open_console(stderr=True)) as watcher,
         loaded(worker, (), watcher, declared, flags) as one,
     ):
         broken = one.checker(options, watcher).confirmer.judge(law, document)

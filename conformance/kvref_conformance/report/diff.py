@@ -1,4 +1,4 @@
-"""Tell what has changed between two reports: on a terminal, for a pull request."""
+"""Show what has changed between two reports: on a terminal, and for a pull request."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ _TITLES = {
 _LONGEST_NAME = 80
 _LONGEST_TEXT = 300
 _MOST_LINES = 40
-"""Of one kind in a summary: a comment may not have more than 65,536 characters."""
+"""Changes of one kind in a summary: a comment may not have more than 65,536 characters."""
+_MOST_BETTER = 10
+"""Changes of one kind that are listed on a terminal, if they did not get worse."""
 
 
 def render_diff(diff: Diff, console: Console) -> None:
-    """Print it: what was different, what changed, the counts, and the verdicts last."""
+    """Print in what the reports differ, what changed, the counts, and the verdicts last."""
     printer = Printer(console)
     for condition in diff.conditions:
         printer.line("differs", style="yellow", after=f"  {_condition(condition)}")
@@ -42,16 +44,22 @@ def render_diff(diff: Diff, console: Console) -> None:
     for worse, kind, changes in _groups(diff):
         style = "bold red" if worse else "green" if kind in (Kind.MENDED, Kind.JUDGED) else "cyan"
         printer.line(_heading(worse, kind, changes), style=style)
-        for change in changes:
+        most = len(changes) if worse else _MOST_BETTER
+        for change in changes[:most]:
             printer.line(_title(change), indent=2, after=f"  {_became(change)}")
-            for label, told in _why(change):
-                printer.line(f"{label:8}  {told}", indent=4)
+            for label, text in _why(change):
+                printer.labelled(label, text, indent=4)
+        if more := len(changes[most:]):
+            printer.line(f"and {more} more: add --json", indent=2)
         printer.blank()
     for status, before, now in _totals(diff):
         printer.line(f"{status:16} {before:6} -> {now}")
+    printer.blank()
     printer.line(_conclusion(diff), style="bold red" if diff.worse else "bold green")
     old, new = diff.old["verdict"], diff.new["verdict"]
     printer.line(f"verdict: {old} -> {new}", style=VERDICT_STYLES[Verdict(new)])
+    if worse_changes := [change for change in diff.changes if change.worse]:
+        printer.next(f"kvref explain {visible(worse_changes[0].row['id'], _LONGEST_NAME)}")
 
 
 def markdown(diff: Diff) -> str:
@@ -67,7 +75,7 @@ def markdown(diff: Diff) -> str:
         lines += [f"#### {_heading(worse, kind, changes).capitalize()}", ""]
         for change in changes[:_MOST_LINES]:
             lines.append(f"* {_code(_title(change))} {_became(change)}")
-            lines += [f"  * {label}: {_code(told)}" for label, told in _why(change)]
+            lines += [f"  * {label}: {_code(text)}" for label, text in _why(change)]
         if more := len(changes) - _MOST_LINES:
             lines += [f"* and {more} more"] if more > 0 else []
         lines.append("")
@@ -100,7 +108,7 @@ def _became(change: Change) -> str:
 
 
 def _why(change: Change) -> Iterator[tuple[str, str]]:
-    """What a reader has to know at once: why it is not, or no longer, in order."""
+    """What a reader needs at once: expected and observed, or the reason."""
     row = change.row
     if change.new is Status.BROKEN and row["observed"]:
         yield "expected", visible(row["expected"], _LONGEST_TEXT)

@@ -1,49 +1,69 @@
-"""Tell what a target is, and what of it can be checked, on a terminal."""
+"""Print what a target is, and what of it can be checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import click
+from rich.console import Console
 
 from kvref_conformance.documents import baseline as baselines
 from kvref_conformance.documents.profile import Profile
 from kvref_conformance.documents.results import Row, Status
+from kvref_conformance.laws import LAWS
 from kvref_conformance.processes.launch import Worker
-from kvref_conformance.report.terminal import by_reason, unjudged
-from kvref_conformance.report.text import visible
+from kvref_conformance.report.terminal import Invocation, Printer, counts_by_area, laws_by_reason
 from kvref_strategies.workload import Description
+
+_LABEL = 13
+_TITLES = {
+    Status.INCOMPLETE: "cannot be judged",
+    Status.DECLARED_GAP: "declared gaps",
+    Status.NOT_APPLICABLE: "not applicable",
+}
 
 
 def render_target(
-    worker: Worker, declared: Profile, description: Description, left_out: Sequence[Row]
+    worker: Worker,
+    declared: Profile,
+    description: Description,
+    laws: Sequence[str],
+    left_out: Sequence[Row],
+    console: Console,
+    invocation: Invocation,
 ) -> None:
-    """Print it; `left_out` are rows for what no law can, or shall, be run on."""
-    click.echo(f"target       {description['name']} {description['version']}")
-    if plugin := description["plugin"]:
-        click.echo(f"plugin       {plugin['name']} ({plugin['version']})")
-    click.echo(f"interpreter  {worker.python} (Python {description['environment']['python']})")
-    click.echo(f"torch        {description['environment']['torch']}")
-    parts = [part for part in description["parts"] if "." not in part]
-    click.echo(f"parts        {', '.join(parts) or 'none'}")
+    """Print the target, the `laws` that can be judged, and the rows that are left out, with reasons."""
+    printer = Printer(console)
+
+    def item(label: str, text: str) -> None:
+        printer.labelled(label, text, width=_LABEL, indent=0)
+
+    item("target", f"{description['name']} {description['version']}")
+    plugin = description["plugin"]
+    if plugin:
+        item("plugin", f"{plugin['name']} ({plugin['version']})")
+    printer.whole(f"{'interpreter':{_LABEL}}{worker.python} (Python {description['environment']['python']})")
+    item("torch", description["environment"]["torch"])
+    item("parts", ", ".join(part for part in description["parts"] if "." not in part) or "none")
     known = baselines.shipped(description["name"], description["version"])
-    click.echo(f"baseline     {known.name or 'none shipped for this version'}")
-    classes = ", ".join(info["name"] for info in description["classes"])
-    click.echo(f"classes      {visible(classes) or 'none'}")
+    item("baseline", known.name or "none shipped for this version")
+    item("classes", ", ".join(info["name"] for info in description["classes"]) or "none")
     if description["threads"] > 1:
-        click.echo(
-            f"threads      {description['threads']} run after import: forked processes have one, and may "
-            "wait for the others"
-        )
-    for note in (plugin or {"notes": []})["notes"]:
-        click.echo(f"note         {note}")
-    click.echo(f"profile      {declared.name or 'none'}")
+        forked = "forked processes have one, and may wait for the others"
+        item("threads", f"{description['threads']} run after import: {forked}")
+    item("profile", declared.name or "none")
     for line in declared.told():
-        click.echo(f"  {line}")
-    for note in declared.notes:
-        click.echo(f"note         {note}")
-    for laws, reason in unjudged(left_out):
-        click.echo(visible(f"unjudged     {laws}: {reason}"))
-    for status, what in ((Status.DECLARED_GAP, "declared gap"), (Status.NOT_APPLICABLE, "left out")):
-        for line in by_reason(row for row in left_out if row.status is status):
-            click.echo(visible(f"{what:12} {line}"))
+        printer.line(line, indent=2)
+    for note in (*(plugin["notes"] if plugin else ()), *declared.notes):
+        item("note", note)
+    printer.blank()
+    printer.line(f"can be judged: {len(laws)} of {len(LAWS)} laws", style="bold")
+    printer.line(counts_by_area(laws) or "none", indent=2)
+    for status, title in _TITLES.items():
+        rows = [row for row in left_out if row.status is status]
+        if rows:
+            printer.line(title, style="bold")
+        for names, reason in laws_by_reason(rows):
+            printer.line(f"{reason}: {names}", indent=2)
+    printer.blank()
+    unjudged = any(row.status is Status.INCOMPLETE for row in left_out)
+    printer.next(invocation.command("init" if unjudged and declared.name is None else "check"))

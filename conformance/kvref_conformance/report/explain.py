@@ -1,4 +1,4 @@
-"""Tell all there is to know of one law, on a terminal."""
+"""Print all there is to know about one law."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Workload
 
 _LEVELS = {
-    Level.SAFETY: "whoever breaks it is not conformant",
-    Level.ROBUSTNESS: "whoever breaks it is not conformant with --strict only",
+    Level.SAFETY: "if it breaks, the verdict is 'not conformant'",
+    Level.ROBUSTNESS: "if it breaks, the verdict is 'not conformant' with --strict only",
 }
 
 
@@ -41,19 +41,19 @@ def render_explanation(law: Law, console: Console) -> None:
         "what is judged": [*_paragraphs(law.check), f"check: {place(law.check)}"],
         "examples": _examples(law),
         "what it needs": _needs(law),
-        "what an implementation may declare to do its own way (docs/profile.md)": _may_differ(law),
+        "what your implementation may do differently, if you declare it (docs/profile.md)": _may_differ(law),
         "what breaks it in the reference": [_cause(fault) for fault in faults],
     }
-    for title, told in parts.items():
-        lines = list(told)
+    for title, paragraphs in parts.items():
+        lines = list(paragraphs)
         if lines:
             _title(printer, title)
         for line in lines:
             printer.line(line, indent=2)
-    _title(printer, "a smallest example of it, in the reference")
+    _title(printer, "see it break in the reference, with the smallest example")
     for fault in faults:
         printer.whole(f"  {_check_of(fault)}")
-    _title(printer, "how soon it is found, and by which other laws")
+    _title(printer, "see how soon it breaks there, and which other laws break")
     printer.whole(f"  kvref faults --area {law.area}")
     _title(printer, "if it is broken")
     for line in _remedy(law):
@@ -67,8 +67,8 @@ def _title(printer: Printer, title: str) -> None:
 
 def _paragraphs(thing: object) -> list[str]:
     """The docstring, a line for each paragraph."""
-    told = inspect.getdoc(thing) or ""
-    return [" ".join(paragraph.split()) for paragraph in told.split("\n\n")]
+    docstring = inspect.getdoc(thing) or ""
+    return [" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")]
 
 
 def _examples(law: Law) -> Iterator[str]:
@@ -76,12 +76,12 @@ def _examples(law: Law) -> Iterator[str]:
     if workload is None:
         yield "every operation of every workload"
         return
-    made = "state machine" if isinstance(workload.examples, type) else "strategy"
-    yield f"workload {workload.name}, by the {made} {place(workload.examples)}"
+    source = "state machine" if isinstance(workload.examples, type) else "strategy"
+    yield f"workload {workload.name}, drawn by the {source} {place(workload.examples)}"
     if workload.isolated:
-        yield "each in processes of its own"
+        yield "each example runs in processes of its own"
     if workload.driven is not None:
-        yield f"and long ones made of numbers, at the depths {' and '.join(workload.driven.examples)}"
+        yield f"long driven examples, too, at the depths {' and '.join(workload.driven.examples)}"
 
 
 def _needs(law: Law) -> Iterator[str]:
@@ -90,19 +90,19 @@ def _needs(law: Law) -> Iterator[str]:
         yield "nothing but a target"
         return
     for part, operations in _parts(workload).items():
-        asked = f", with {', '.join(operations)}" if operations else ""
-        yield f"the part {part} of the target (docs/targets.md){asked}"
+        needed = f", with {', '.join(operations)}" if operations else ""
+        yield f"the part {part} of the target (docs/targets.md){needed}"
     for name in law.capabilities:
         capability = CAPABILITIES[name]
         yield f"the capability {name}: {capability.what}"
         yield (
-            f"  declared in kvref.toml, below [capabilities], as for instance {name} = "
-            f"{_toml(_instance(capability.value))}; or by the target itself (docs/profile.md)"
+            f"  declare it in kvref.toml, below [capabilities], for example {name} = "
+            f"{_toml(_instance(capability.value))}; or in the target itself (docs/profile.md)"
         )
 
 
 def _may_differ(law: Law) -> Iterator[str]:
-    """Capabilities of the parts that it is about, the needed ones left out."""
+    """Capabilities of the parts that the law is about, without those it needs."""
     workload = WORKLOADS.get(law.workload)
     parts = _parts(workload) if workload is not None else {}
     for name, capability in CAPABILITIES.items():
@@ -111,7 +111,7 @@ def _may_differ(law: Law) -> Iterator[str]:
 
 
 def _parts(workload: Workload) -> dict[str, list[str]]:
-    """The parts of a target, and what of each not every target has."""
+    """The parts of a target, each with the optional operations that are needed."""
     parts: dict[str, list[str]] = {}
     for name in workload.parts:
         part, _, operation = name.partition(".")
@@ -130,7 +130,7 @@ def _instance(schema: Mapping[str, Any]) -> object:
             return values
         case {"type": "object", "properties": properties, "required": required}:
             return {name: _instance(properties[name]) for name in required}
-    raise NotImplementedError(f"an example of what follows {schema}")
+    raise NotImplementedError(f"an example for the schema {schema}")
 
 
 def _toml(value: object) -> str:
@@ -142,20 +142,20 @@ def _toml(value: object) -> str:
 
 def _cause(fault: Fault) -> str:
     reported = f"reported as {fault.source}" if fault.source else "deliberate"
-    depth = f", found from the depth {fault.depth} on" if fault.depth != DEPTH else ""
-    return f"{fault.name} ({reported}{depth}): {_said(fault)}"
+    depth = f", found at the depth {fault.depth}" if fault.depth != DEPTH else ""
+    return f"{fault.name} ({reported}{depth}): {_docstring(fault)}"
 
 
-def _said(fault: Fault) -> str:
-    """What a fault does, in its own words."""
+def _docstring(fault: Fault) -> str:
+    """What a fault does, from its docstring."""
     module, _, name = fault.target.partition(":")
-    said = _docstrings(module)[name]
-    return said.removesuffix(f" ({fault.source}).") + "." if said.endswith(f"({fault.source}).") else said
+    text = _docstrings(module)[name]
+    return text.removesuffix(f" ({fault.source}).") + "." if text.endswith(f"({fault.source}).") else text
 
 
 @functools.cache
 def _docstrings(module: str) -> dict[str, str]:
-    """Of a module's functions. It is read, not imported: it would bring PyTorch along."""
+    """The docstrings of a module's functions. It is read, not imported: an import would load PyTorch."""
     spec = importlib.util.find_spec(module)
     source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
     functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
@@ -163,8 +163,8 @@ def _docstrings(module: str) -> dict[str, str]:
 
 
 def _check_of(fault: Fault) -> str:
-    """The command that shows it, without much else."""
-    # Asked alone, that law is judged by all that there is.
+    """The command that shows the fault, and runs little else."""
+    # Chosen alone, that law is judged by all workloads.
     others = "--laws 'spec.*' " if fault.law == ANSWERS.id else ""
     deep = f" --depth {fault.depth}" if fault.depth != DEPTH else ""
     return f"kvref check {fault.target} {others}--laws {fault.law}{deep}"
@@ -174,12 +174,12 @@ def _remedy(law: Law) -> Iterator[str]:
     workload = WORKLOADS.get(law.workload)
     yield (
         f"1. Get its program: kvref check TARGET --laws {law.id} --report DIR writes it to DIR/repro. It has "
-        "the operations, the calls of your own API, and the comparison, and needs nothing of kvref."
+        "the operations, the calls of your own API, and the comparison. It runs without kvref."
     )
-    where = f"what you have behind {', '.join(_parts(workload))}" if workload else "the last operation"
-    yield f"2. Look first at {where}: does it do one of the things that break the reference?"
-    yield f"3. When it is mended: kvref check TARGET --laws {law.id} --depth standard"
+    where = f"your code behind {', '.join(_parts(workload))}" if workload else "the last operation"
+    yield f"2. Look at {where}: does it make one of the mistakes that break the law in the reference?"
+    yield f"3. When it is fixed: kvref check TARGET --laws {law.id} --depth standard"
     yield (
-        "If it cannot be mended now, list it under [[known]] in kvref.toml, with an issue and a day; if your "
-        "implementation is different on purpose, declare that: docs/profile.md tells how, by difference."
+        "If you cannot fix it now, list it under [[known]] in kvref.toml, with an issue and a day. If your "
+        "implementation differs on purpose, declare that: see docs/profile.md."
     )

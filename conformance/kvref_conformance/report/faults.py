@@ -1,13 +1,15 @@
-"""Tell which law catches which fault: on a terminal, and as the page docs/faults.md."""
+"""Show which law catches which fault: on a terminal, and as the page docs/faults.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
+from rich.table import Table
 
+from kvref_conformance.report.terminal import Printer
 from kvref_conformance.running.checker import DEPTH
-from kvref_conformance.running.fault_matrix import Tried, in_order, outcome, quantiles
+from kvref_conformance.running.fault_matrix import Fault, Tried, in_order, outcome, quantiles
 
 _HEAD = """# Faults, and the laws that catch them
 
@@ -17,25 +19,75 @@ of all workloads, one after the other on one core, until its law broke first. Wh
 somebody had, and takes several operations to show.
 """
 
+_MOST_LINES = 20
+"""Faults that get a line each; more are counted by area."""
+
 _TITLES = {False: "One for each law", True: "As bugs that were reported"}
 
 
 def render_faults(tried: Sequence[Tried], console: Console) -> None:
-    """Print a line for each fault, and the summary last. Lines are not folded: they are a table."""
-    for each in in_order(tried):
+    """Print what was missed, a line for each fault (or each area, if there are many), and the counts."""
+    printer = Printer(console)
+    faults = [each for each in in_order(tried) if each.fault]
+    missed = [each for each in faults if not each.as_expected]
+    for each in missed:
         if each.fault:
-            of = outcome(each)
-            state = "caught by" if each.as_expected else "MISSED by"
-            others = f"; breaks {', '.join(others)}, too" if (others := _others(each)) else ""
-            console.print(
-                f"{each.name:60} {state} {each.fault.law:30} {of['seconds']:6.1f} s{others}",
-                style=None if each.as_expected else "bold red",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            printer.line(f"MISSED by {each.fault.law}", style="bold red", after=f"  {each.name}")
+            printer.labelled("instead", f"breaks {', '.join(_others(each)) or 'nothing'}")
+            printer.whole(f"  {'check':10}{_check(each.fault)}")
+            printer.blank()
+    if faults:
+        printer.table(_by_fault(faults) if len(faults) <= _MOST_LINES else _by_area(faults))
+        printer.blank()
     for line in [*_open(tried), *summary(tried)]:
-        console.print(line, markup=False, highlight=False)
+        printer.line(line)
+    if missed and missed[0].fault:
+        printer.next(_check(missed[0].fault))
+    elif len(faults) > _MOST_LINES:
+        printer.next("kvref faults -o FILE")
+    elif faults and faults[0].fault:
+        printer.next(f"kvref explain {faults[0].fault.law}")
+
+
+def _check(fault: Fault) -> str:
+    """The command that has the fault judged by its law."""
+    depth = f" --depth {fault.depth}" if fault.depth != DEPTH else ""
+    return f"kvref check {fault.target} --laws {fault.law}{depth}"
+
+
+def _by_fault(faults: Sequence[Tried]) -> Table:
+    table = _table("fault", "its law", "also breaks")
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for each in faults:
+        law = each.fault.law if each.fault else ""
+        seconds = f"{outcome(each)['seconds']:.1f}" if each.as_expected else "missed"
+        table.add_row(each.name, law, ", ".join(_others(each)) or "-", seconds)
+    return table
+
+
+def _by_area(faults: Sequence[Tried]) -> Table:
+    table = _table("area")
+    for column in ("faults", "caught", "by their law alone", "median s", "slowest s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for area in dict.fromkeys(each.area for each in faults):
+        part = [each for each in faults if each.area == area]
+        caught = [each for each in part if each.as_expected]
+        table.add_row(
+            area,
+            str(len(part)),
+            str(len(caught)),
+            str(sum(len(each.trial.catches) == 1 for each in caught)),
+            f"{quantiles(part)[0]:.1f}",
+            f"{max((each.seconds or 0.0 for each in caught), default=0.0):.1f}",
+        )
+    return table
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def _open(tried: Sequence[Tried]) -> Iterator[str]:
@@ -74,7 +126,7 @@ def _tables(tried: Sequence[Tried]) -> Iterator[str]:
 
 
 def _others(each: Tried) -> list[str]:
-    """Laws that break, and are not there for this."""
+    """Laws that break, and are not there for this fault."""
     return [law for law in each.trial.catches if each.fault is None or law != each.fault.law]
 
 

@@ -1,4 +1,4 @@
-"""Show a fuzz: a live table on a terminal, else a line now and then; and what came of it."""
+"""Show a fuzz: a live table on a terminal, else a line now and then; and what it found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rich.text import Text
 
 from kvref_conformance.documents.results import Status
 from kvref_conformance.report.narrate import remark
-from kvref_conformance.report.terminal import Printer
+from kvref_conformance.report.progress import is_live
+from kvref_conformance.report.terminal import Invocation, Printer
 from kvref_conformance.report.text import visible
 from kvref_conformance.running.exploring.behaviours import BEHAVIOURS, GROUPS, SAMPLED
 from kvref_conformance.running.fuzz import Fuzz, View
@@ -38,7 +39,7 @@ _STYLES = {
 @contextmanager
 def watching(fuzz: Fuzz, console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[View]:
     """Show the fuzz while the block runs."""
-    if console.is_terminal and not console.is_dumb_terminal:
+    if is_live(console):
         with Live(
             get_renderable=lambda: _live(fuzz, console),
             console=console,
@@ -51,26 +52,26 @@ def watching(fuzz: Fuzz, console: Console, clock: Callable[[], float] = time.mon
 
 
 class _Quiet:
-    """The table looks for itself."""
+    """The live table reads the fuzz itself."""
 
     def tick(self) -> None:
         pass
 
 
 class _Plain:
-    """A line for each finding, and every ten seconds one that says how far the fuzz is."""
+    """A line for each finding, and every ten seconds a line with the progress of the fuzz."""
 
     def __init__(self, fuzz: Fuzz, clock: Callable[[], float]) -> None:
         self._fuzz = fuzz
         self._clock = clock
         self._last = clock()
-        self._told = {key: finding.status for key, finding in fuzz.store.findings.items()}
+        self._shown = {key: finding.status for key, finding in fuzz.store.findings.items()}
 
     def tick(self) -> None:
         for key, finding in self._fuzz.store.findings.items():
-            if self._told.get(key) != finding.status:
-                self._told[key] = finding.status
-                self._say(f"{_status(finding)}: {finding.row.title}")
+            if self._shown.get(key) != finding.status:
+                self._shown[key] = finding.status
+                self._print(f"{_status(finding)}: {finding.row.title}")
         if self._clock() - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = self._clock()
             tally = self._fuzz.tally
@@ -79,18 +80,18 @@ class _Plain:
                 rates += f" and {_rate(tally.driven_steps, tally.driven_seconds)}/s driven"
             fuzz, operations = self._fuzz, tally.steps + tally.driven_steps
             found = len(fuzz.store.findings)
-            self._say(
+            self._print(
                 f"{_time(fuzz.elapsed)} of {_time(fuzz.seconds)}, round {fuzz.store.round}, "
                 f"{tally.examples} examples, {operations} operations ({rates}), {found} found"
             )
 
     @staticmethod
-    def _say(line: str) -> None:
+    def _print(line: str) -> None:
         print(f"kvref: {visible(line, 500)}", file=sys.stderr)
 
 
-def render_fuzz(store: Store, notes: list[str], console: Console) -> None:
-    """Print what was generated and what was found, in all runs in the directory."""
+def render_fuzz(store: Store, notes: list[str], console: Console, invocation: Invocation) -> None:
+    """Print what was generated and what was found, in all runs in the directory; the next command last."""
     printer = Printer(console)
     printer.table(_generated(store.tally))
     printer.blank()
@@ -100,13 +101,13 @@ def render_fuzz(store: Store, notes: list[str], console: Console) -> None:
         printer.blank()
     for finding in store.findings.values():
         row = finding.row
-        style = _STYLES[finding.status]
-        printer.line(row.title, style=style, after=f"  {row.level}  {_status(finding)}")
-        for label, told in (("expected", row.expected), ("observed", row.observed), ("remark", remark(row))):
-            if told:
-                printer.line(f"{label:8}  {told}", indent=2)
+        printer.line(_status(finding), style=_STYLES[finding.status], after=f"  {row.title}  {row.level}")
+        for label, text in (("expected", row.expected), ("observed", row.observed), ("remark", remark(row))):
+            if text:
+                printer.labelled(label, text)
         for label, name in zip(("trace", "program"), finding.files, strict=False):
-            printer.whole(f"  {label:8}  {store.directory / name}")
+            printer.whole(f"  {label:10}{store.directory / name}")
+        printer.whole(f"  {'explain':10}kvref explain {visible(row.law, 80)}")
         printer.blank()
     for note in notes:
         printer.line(f"note: {note}")
@@ -114,10 +115,14 @@ def render_fuzz(store: Store, notes: list[str], console: Console) -> None:
     printer.line(
         f"{len(store.findings) or 'nothing'} found in {_time(store.seconds)}; kept in {store.directory}"
     )
+    if traces := [finding.files[0] for finding in store.findings.values() if finding.files]:
+        printer.next(invocation.command("replay", str(store.directory / traces[0])))
+    else:
+        printer.line("The same command goes on from here.")
 
 
 def _live(fuzz: Fuzz, console: Console) -> RenderableType:
-    """What was found stands above the behaviours, which a small screen has no room for."""
+    """The findings are above the behaviours, since a small screen has no room for those."""
     printer, store, tally = Printer(console), fuzz.store, fuzz.tally
     target = f"{store.target['name']} {store.target['version']}"
     left = max(0.0, fuzz.seconds - fuzz.elapsed)
@@ -145,7 +150,7 @@ def _live(fuzz: Fuzz, console: Console) -> RenderableType:
 
 
 def _generated(tally: Tally) -> Table:
-    """How much, and how fast: a second of one process."""
+    """How many examples, and how fast, per second of one process."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("examples of")
     for column in ("number", "operations", "operations/s"):
@@ -159,7 +164,7 @@ def _generated(tally: Tally) -> Table:
 
 
 def _behaviours(tally: Tally, width: int) -> Table:
-    """All that there can be, so that what is never generated is seen."""
+    """All behaviours, so that those that are never generated are seen."""
     counted = tally.behaviours
     names = [*BEHAVIOURS, *sorted(name for name in counted if name.startswith(GROUPS))]
     columns = max(1, width // _WIDTH)

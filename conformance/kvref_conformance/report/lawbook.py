@@ -18,7 +18,7 @@ behaviour under misuse; `kvref check` fails on it with `--strict` only.
 
 
 def laws_page(laws: Iterable[Law]) -> str:
-    """Markdown: each law by area, why it matters, and where its check, its workload and its faults are."""
+    """Markdown: the laws by area, each with its reason, its check, its workload and its faults."""
     lines = [_HEAD]
     area = ""
     laws = list(laws)
@@ -50,11 +50,11 @@ def laws_page(laws: Iterable[Law]) -> str:
 
 
 def faults_of(law: Law) -> list[Fault]:
-    """The faults that the law is there to find: its own first, then those that were reported."""
+    """The faults that the law must catch: its own first, then those that were reported."""
     return [fault for fault in faults() if fault.law == law.id]
 
 
 def place(thing: object) -> str:
-    """Where a function or a class is."""
+    """The full name of a function or a class."""
     module = inspect.getmodule(thing)
     return f"{module.__name__ if module else '?'}.{getattr(thing, '__name__', '?')}"

@@ -17,15 +17,20 @@ _SECONDS_BETWEEN_LINES = 30.0
 _LONGEST_NAME = 60
 
 
+def is_live(console: Console) -> bool:
+    """Whether lines may be drawn again and again: not in a pipe, with TERM=dumb, or with NO_COLOR."""
+    return console.is_terminal and not console.is_dumb_terminal and not console.no_color
+
+
 @contextmanager
 def progress(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """Show progress while the block runs. A console that is no terminal is left alone."""
-    if console.is_terminal and not console.is_dumb_terminal:
+    """Show progress while the block runs: live on a terminal, else a plain line now and then."""
+    if is_live(console):
         columns = (
             live.SpinnerColumn("line"),
-            # Unit names hold names of the target's: never markup.
+            # Names of units contain names from the target: never markup.
             live.TextColumn("{task.description}", markup=False),
-            live.TextColumn("{task.fields[told]}", markup=False, style="dim"),
+            live.TextColumn("{task.fields[state]}", markup=False, style="dim"),
         )
         with live.Progress(*columns, console=console, transient=True) as display:
             yield _Live(display, console.encoding)
@@ -39,23 +44,24 @@ class _Live:
     def __init__(self, display: live.Progress, encoding: str) -> None:
         self._display = display
         self._encoding = encoding
-        self._phase = display.add_task("starting", told="", total=None)
+        self._phase = display.add_task("starting", state="", total=None)
         self._units: dict[str, live.TaskID] = {}
-        self._done = 0
+        self._done = self._all = 0
 
-    def phase(self, name: str) -> None:
+    def phase(self, name: str, units: int = 0) -> None:
+        self._all += units
         self._display.update(self._phase, description=self._shown(name))
 
     def unit_started(self, name: str) -> None:
-        self._units[name] = self._display.add_task(self._shown(name), told="", total=None)
+        self._units[name] = self._display.add_task(self._shown(name), state="", total=None)
 
     def unit_progress(self, name: str, examples: int) -> None:
         if name in self._units:
-            self._display.update(self._units[name], told=f"{examples} examples")
+            self._display.update(self._units[name], state=f"{examples} examples")
 
     def unit_done(self, name: str) -> None:
         self._done += 1
-        self._display.update(self._phase, told=f"{self._done} units done")
+        self._display.update(self._phase, state=_share(self._done, self._all))
         if name in self._units:
             self._display.remove_task(self._units.pop(name))
 
@@ -64,38 +70,44 @@ class _Live:
 
 
 class _Plain:
-    """A line for each phase, and every half a minute one that says how far the units are."""
+    """A line for each phase, and every half minute a line with the units done and running."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._last = clock()
         self._running: dict[str, int] = {}
-        self._done = 0
+        self._done = self._all = 0
 
-    def phase(self, name: str) -> None:
-        self._say(name)
+    def phase(self, name: str, units: int = 0) -> None:
+        self._all += units
+        self._print(name)
 
     def unit_started(self, name: str) -> None:
         self._running[name] = 0
 
     def unit_progress(self, name: str, examples: int) -> None:
         self._running[name] = examples
-        self._tell_now_and_then()
+        self._print_now_and_then()
 
     def unit_done(self, name: str) -> None:
         self._running.pop(name, None)
         self._done += 1
-        self._tell_now_and_then()
+        self._print_now_and_then()
 
-    def _tell_now_and_then(self) -> None:
+    def _print_now_and_then(self) -> None:
         if self._clock() - self._last >= _SECONDS_BETWEEN_LINES:
             running = ", ".join(
                 visible(name, _LONGEST_NAME) + (f" ({count} examples)" if count else "")
                 for name, count in self._running.items()
             )
-            self._say(f"{self._done} units done" + (f"; running {running}" if running else ""))
+            self._print(_share(self._done, self._all) + (f"; running {running}" if running else ""))
 
-    def _say(self, line: str) -> None:
-        # stderr escapes what its encoding cannot say, as Python sets it up.
+    def _print(self, line: str) -> None:
+        # Python's stderr escapes what its encoding lacks.
         print(f"kvref: {visible(line, 500)}", file=sys.stderr)
         self._last = self._clock()
+
+
+def _share(done: int, units: int) -> str:
+    """How many units are done; of how many, where that is known."""
+    return f"{done} of {units} units done" if units else f"{done} units done"

@@ -1,21 +1,25 @@
-"""Tell a result, or the laws, on a terminal.
+"""Print a result, or the laws, on a terminal.
 
-Everything a target had a hand in goes through `Printer`, which shows it as text whatever it contains: no
-markup, no control codes, nothing the terminal's encoding cannot say.
+Whatever comes from a target goes through `Printer`, which shows it as text: no markup, no control codes,
+nothing that the terminal's encoding lacks.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.documents.names import COVERAGE, PAGE, repro_name
+from kvref_conformance.documents.names import COVERAGE, PAGE, repro_name, trace_name
 from kvref_conformance.documents.results import Result, Row, Status, Verdict
-from kvref_conformance.laws import LAWS
+from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.laws.core import Law, Level
 from kvref_conformance.report.coverage import by_area, heading, percent, places, remarks
 from kvref_conformance.report.narrate import narrate, remark
@@ -48,47 +52,104 @@ _COLUMNS = {
     "open": (Status.UNCONFIRMED, Status.INCOMPLETE),
     "n.a.": (Status.NOT_APPLICABLE,),
 }
-"""Columns of the summary that count subjects."""
+"""Columns that count rows (by area) or subjects (by law)."""
+
+_NOT_JUDGED = (Status.NOT_APPLICABLE, Status.DECLARED_GAP)
+
+_MOST_FINDINGS = 10
+_MOST_OF_A_LAW = 3
+"""Findings that get a paragraph, in all and of one law; without `verbose` the others get a line."""
+_MOST_OPERATIONS = 8
+"""Operations that are shown of a trace without `verbose`: the last ones, where it breaks."""
+_MOST_NOTES = 5
 
 _MOST_FILES = 20
 _MOST_PLACES = 12
-"""What is shown of unreached lines: files, and places in each."""
+"""The most files with unreached lines, and the most places in each, that are shown."""
 
 _MOST_LAWS = 3
-"""That are named where one reason keeps all of them from being judged; rows of a law that break for one."""
+"""Laws of one subject that are named where one reason covers all; rows of a law that break for one reason."""
+_MOST_LAWS_BY_NAME = 12
+"""Laws that are named where one reason covers all; more are counted by area."""
 
 _HANG = 4
+_LABEL = 10
 _LONGEST_NAME = 80
 _LONGEST_LINE = 800
 
 
-def render(result: Result, console: Console, directory: Path | None = None) -> None:
-    """Print the result, what is broken first and the verdict last.
+def open_console(stderr: bool = False) -> Console:
+    """A console for stdout or stderr. With NO_COLOR it prints plain text: no colour, and no bold either."""
+    return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto")
 
-    `directory` is where the report was written, if it was: broken laws then name their programs.
-    """
+
+@dataclass(frozen=True)
+class Invocation:
+    """What the user typed, so that a report can name the next command."""
+
+    target: Sequence[str] = ()
+    """The target and the options that say how to load it."""
+    options: Sequence[tuple[str, ...]] = ()
+    """The options that say what to run: each with its value, if it has one."""
+
+    def command(self, name: str, *arguments: str) -> str:
+        """Another command about the same target."""
+        return shlex.join(["kvref", name, *arguments, *self.target])
+
+    def again(self, name: str, *options: str, without: Sequence[str] = ()) -> str:
+        """The command with the same options, but for those named, and with these."""
+        kept = [word for option in self.options if option[0] not in without for word in option]
+        return shlex.join(["kvref", name, *self.target, *kept, *options])
+
+
+def render_setup(result: Result, console: Console) -> None:
+    """Print in one line what is checked, and how."""
+    target = result.target
+    plugin = f" with {target['plugin']}" if target.get("plugin") else ""
+    about = [f"{target['name']} {target['version']}{plugin}"]
+    about += [f"Python {result.environment['python']}"] if "python" in result.environment else []
+    about += [f"torch {result.environment['torch']}"] if "torch" in result.environment else []
+    about += [f"depth {result.depth}", f"seed {result.seed}"]
+    about += [f"baseline {result.baseline}"] if result.baseline else []
+    about += [f"profile {result.profile}"] if result.profile else []
+    about += ["strict"] if result.strict else []
     printer = Printer(console)
-    _broken(result, printer, directory)
-    for row in _with(result, Status.STALE, Status.UNCONFIRMED):
-        printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}")
-        printer.line(row.message or row.observed or "no reason given", indent=2)
-        printer.blank()
-    for laws, reason in unjudged(result.rows):
-        printer.line(Status.INCOMPLETE, style=_STYLES[Status.INCOMPLETE], after=f"  {laws}")
-        printer.line(reason, indent=2)
-        printer.blank()
-    # What the vendor's own classes do comes first.
-    _accepted(result, printer, Status.INHERITED)
-    _accepted(result, printer, Status.KNOWN)
-    _summary(result, printer)
-    _not_run(result, printer, Status.DECLARED_GAP, "declared gap: ")
-    _not_run(result, printer, Status.NOT_APPLICABLE, "not applicable: ")
-    for note in result.notes:
-        printer.line(f"note: {note}")
-    if result.notes:
-        printer.blank()
+    printer.line(", ".join(about))
+    printer.blank()
+
+
+def render(
+    result: Result,
+    console: Console,
+    directory: Path | None = None,
+    *,
+    verbose: bool = False,
+    invocation: Invocation | None = None,
+) -> None:
+    """Print the result: what is broken first, the verdict and the next command last.
+
+    Args:
+        result: what is printed.
+        console: where.
+        directory: where the report was written, if it was: findings then name their programs.
+        verbose: print every law, every accepted finding and every operation, instead of a line for each area.
+        invocation: what the user typed.
+    """
+    printer, invocation = Printer(console), invocation or Invocation()
+    _broken(result, printer, directory, invocation, verbose)
+    _open(result, printer)
+    if verbose:
+        # What the vendor's own classes do comes first.
+        _accepted(result, printer, Status.INHERITED)
+        _accepted(result, printer, Status.KNOWN)
+        _by_law(result, printer)
+        _not_run(result, printer, Status.DECLARED_GAP, "declared gap: ")
+        _not_run(result, printer, Status.NOT_APPLICABLE, "not applicable: ")
+    else:
+        _by_area(result, printer, invocation)
+    _notes(result, printer, verbose)
     _coverage(result, printer, directory)
-    _totals(result, printer, directory)
+    _end(result, printer, directory, invocation)
 
 
 def render_laws(laws: Sequence[Law], console: Console, verbose: bool = False) -> None:
@@ -101,6 +162,10 @@ def render_laws(laws: Sequence[Law], console: Console, verbose: bool = False) ->
             printer.line(f"why: {law.why}", indent=2)
             for source in law.sources:
                 printer.line(f"source: {source}", indent=2)
+    areas = {law.area for law in laws}
+    printer.blank()
+    printer.line(f"{_number(len(laws), 'law')} in {_number(len(areas), 'area')}")
+    printer.next(f"kvref explain {laws[0].id if len(laws) == 1 else 'LAW'}")
 
 
 class Printer:
@@ -113,18 +178,29 @@ class Printer:
         """The data as text that a console shows as it is."""
         return Text(visible(data, limit, self._console.encoding), style=style, overflow="fold")
 
-    def line(self, data: str, style: str = "", after: str = "", indent: int = 0) -> None:
-        """One item: `data` in the style, `after` plain; what does not fit goes on below, further in."""
+    def line(
+        self, data: str, style: str = "", after: str = "", indent: int = 0, label: str = "", hang: int = _HANG
+    ) -> None:
+        """One item: `label`, `data` in the style, `after`. What does not fit goes on below, further in."""
         text = Text.assemble(self.text(data, style=style), self.text(after), overflow="fold")
-        lines = text.wrap(self._console, max(20, self._console.width - indent - _HANG))
+        indent += len(label)
+        lines = text.wrap(self._console, max(20, self._console.width - indent - hang))
         for number, line in enumerate(lines):
             line.rstrip()
-            margin = " " * (indent + (_HANG if number else 0))
+            margin = " " * (indent + hang) if number else label.rjust(indent)
             self._console.print(Text.assemble(margin, line), soft_wrap=True)
+
+    def labelled(self, label: str, data: str, width: int = _LABEL, indent: int = 2) -> None:
+        """An item with a label in front of it; what does not fit goes on below its beginning."""
+        self.line(data, indent=indent, label=f"{label:{width}}", hang=0)
 
     def whole(self, data: str) -> None:
         """A line that is not broken whatever its length, so that it can be copied."""
         self._console.print(self.text(data, limit=5_000), soft_wrap=True)
+
+    def next(self, command: str) -> None:
+        """The last line: what to type next."""
+        self.whole(f"next: {command}")
 
     def fits(self, table: Table) -> bool:
         """Whether no cell has to be broken."""
@@ -138,6 +214,31 @@ class Printer:
         self._console.print()
 
 
+def by_reason(rows: Iterable[Row]) -> list[str]:
+    """What was not run, a line for each reason: a law is named once, with its subject if that is one."""
+    return [f"{reason}: {', '.join(_names(group))}" for reason, group in _grouped(rows, _reason).items()]
+
+
+def laws_by_reason(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
+    """The laws, or how many they are if they are many, each time with the reason why they are not judged."""
+    for reason, group in _grouped(rows, _reason).items():
+        subjects = [*dict.fromkeys(visible(row.subject, _LONGEST_NAME) for row in group)]
+        names = _names(group)
+        if len(subjects) == 1 and len(group) > _MOST_LAWS and subjects[0]:
+            yield f"{len(group)} laws [{subjects[0]}]", reason
+        elif len(names) > _MOST_LAWS_BY_NAME:
+            listed = f"; on {', '.join(subjects)}" if 1 < len(subjects) <= _MOST_LAWS_BY_NAME else ""
+            yield f"{len(names)} laws: {counts_by_area(row.law for row in group)}{listed}", reason
+        else:
+            yield ", ".join(names), reason
+
+
+def counts_by_area(laws: Iterable[str]) -> str:
+    """How many laws of each area these are: `registry 3, spec 12`."""
+    counts = Counter(law.partition(".")[0] for law in dict.fromkeys(laws))
+    return ", ".join(f"{visible(area, _LONGEST_NAME)} {count}" for area, count in counts.items())
+
+
 def _with(result: Result, *statuses: Status) -> list[Row]:
     return [row for row in result.rows if row.status in statuses]
 
@@ -149,44 +250,168 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[R
     return groups
 
 
+def _area(row: Row) -> str:
+    return row.law.partition(".")[0]
+
+
+def _law(row: Row) -> str:
+    return row.law
+
+
+def _subject(row: Row) -> str:
+    return row.subject
+
+
+def _reason(row: Row) -> str:
+    return row.message or row.observed or "no reason given"
+
+
 def _title(row: Row) -> str:
     law, subject, facet = (visible(name, _LONGEST_NAME) for name in (row.law, row.subject, row.facet))
     return f"{law} [{subject}{': ' + facet if facet else ''}]" if subject else law
 
 
+def _names(rows: Iterable[Row]) -> list[str]:
+    laws = _grouped(rows, _law)
+    return [
+        _title(each[0]) if len(each) == 1 else f"{law} ({len(each)} subjects)" for law, each in laws.items()
+    ]
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _broken(
+    result: Result, printer: Printer, directory: Path | None, invocation: Invocation, verbose: bool
+) -> None:
+    """A paragraph for each finding, those that count first."""
+    counted = {id(row) for row in result.failing}
+    rows = sorted(_with(result, Status.BROKEN), key=lambda row: id(row) not in counted)
+    first = [row for of_law in _grouped(rows, _law).values() for row in of_law[:_MOST_OF_A_LAW]]
+    in_full = rows if verbose else first[:_MOST_FINDINGS]
+    for row in in_full:
+        _finding(row, printer, id(row) in counted, verbose)
+        if directory is not None and (name := repro_name(row)) is not None:
+            printer.whole(f"  {'program':{_LABEL}}{directory / name}")
+        printer.whole(f"  {'explain':{_LABEL}}kvref explain {visible(row.law, _LONGEST_NAME)}")
+        if directory is not None and (name := trace_name(row)) is not None:
+            printer.whole(f"  {'replay':{_LABEL}}{invocation.command('replay', str(directory / name))}")
+        printer.blank()
+    if others := [row for row in rows if id(row) not in {*map(id, in_full)}]:
+        for row in others:
+            printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}")
+        printer.line(f"These {len(others)} in full: add -v")
+        printer.blank()
+
+
+def _finding(row: Row, printer: Printer, counts: bool, verbose: bool) -> None:
+    level = row.level.value if counts else f"{row.level.value}: counts with --strict only"
+    printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}  {level}")
+    for label, text in (("expected", row.expected), ("observed", row.observed), ("remark", remark(row))):
+        if text:
+            printer.labelled(label, text)
+    operations = [*narrate(row.trace["runs"])] if row.trace is not None else []
+    if (before := len(operations) - _MOST_OPERATIONS) > 1 and not verbose:
+        operations = [f"... {before} operations; -v shows them", *operations[before:]]
+    for number, operation in enumerate(operations):
+        printer.line(operation, indent=2, label=f"{'' if number else 'trace':{_LABEL}}")
+
+
+def _open(result: Result, printer: Printer) -> None:
+    """What is stale, and what could not be judged to the end, with reasons."""
+    for row in _with(result, Status.STALE, Status.UNCONFIRMED):
+        printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}")
+        printer.line(_reason(row), indent=2)
+        printer.blank()
+    for laws, reason in laws_by_reason(_with(result, Status.INCOMPLETE)):
+        printer.line(Status.INCOMPLETE, style=_STYLES[Status.INCOMPLETE], after=f"  {laws}")
+        printer.line(reason, indent=2)
+        printer.blank()
+
+
 def _accepted(result: Result, printer: Printer, status: Status) -> None:
-    """What breaks and does not count, each reason told once."""
+    """What breaks and does not count, by reason."""
     rows = _with(result, status)
     for reason, group in _grouped(rows, lambda row: row.message).items():
         names: list[str] = []
-        for law, each in _grouped(group, lambda row: row.law).items():
+        for law, each in _grouped(group, _law).items():
             few = len(each) <= _MOST_LAWS
             names += map(_title, each) if few else [f"{law} ({len(each)} rows)"]
-        told = f"  {reason}" if reason else ""
-        printer.line(status, style=_STYLES[status], after=f"  {', '.join(names)}{told}")
+        why = f"  {reason}" if reason else ""
+        printer.line(status, style=_STYLES[status], after=f"  {', '.join(names)}{why}")
     if rows:
         printer.blank()
 
 
-def _broken(result: Result, printer: Printer, directory: Path | None) -> None:
-    counted = {id(row) for row in result.failing}
-    for row in sorted(_with(result, Status.BROKEN), key=lambda row: id(row) not in counted):
-        reservation = "" if id(row) in counted else " (counts only with --strict)"
-        level = row.level.value.upper() if row.level is Level.SAFETY else row.level.value
-        printer.line(_title(row), style=_STYLES[row.status], after=f"  {level}  {row.status}{reservation}")
-        for label, told in (("expected", row.expected), ("observed", row.observed), ("remark", remark(row))):
-            if told:
-                printer.line(f"{label:8}  {told}", indent=2)
-        for line in narrate(row.trace["runs"]) if row.trace is not None else ():
-            printer.line(line, indent=2)
-        if directory is not None and (name := repro_name(row)) is not None:
-            printer.whole(f"  program   {directory / name}")
+def _by_area(result: Result, printer: Printer, invocation: Invocation) -> None:
+    """A line for each area; columns of zeros are left out."""
+    areas = _grouped(result.rows, _area)
+    if not areas:
+        return
+    lines = {**areas, "all": result.rows} if len(areas) > 1 else areas
+    tables = [_area_table(lines, printer, with_subjects) for with_subjects in (True, False)]
+    printer.table(next((table for table in tables if printer.fits(table)), tables[-1]))
+    found = {row.status for row in result.rows}
+    accepted = [status.value for status in (Status.KNOWN, Status.INHERITED) if status in found]
+    printer.blank()
+    if accepted:
+        printer.line(f"{' and '.join(accepted)}: accepted, does not count; reasons: add -v")
+    if found & {Status.UNCONFIRMED, Status.INCOMPLETE}:
+        printer.line("open: unconfirmed or incomplete")
+    if found & {*_NOT_JUDGED}:
+        names = {Status.DECLARED_GAP: "gaps: declared", Status.NOT_APPLICABLE: "n.a.: not applicable"}
+        what = "; ".join(name for status, name in names.items() if status in found)
+        printer.whole(f"{what}; reasons: {invocation.command('doctor')}")
+    if found - {Status.HOLDS, Status.BROKEN, Status.STALE}:
         printer.blank()
 
 
-def _summary(result: Result, printer: Printer) -> None:
-    """One line a law; columns of zeros are left out, and rates where they would break the names of laws."""
-    laws = _grouped(result.rows, lambda row: row.law)
+def _area_table(areas: Mapping[str, Sequence[Row]], printer: Printer, with_subjects: bool) -> Table:
+    shown = [
+        column
+        for column, statuses in _COLUMNS.items()
+        if any(row.status in statuses for rows in areas.values() for row in rows)
+    ]
+    columns = ["laws", *(["subjects"] if with_subjects else []), *shown, "examples", "seconds"]
+    table = _table("area", *columns)
+    for area, rows in areas.items():
+        judged = [row for row in rows if row.status not in _NOT_JUDGED]
+        laws, subjects = ({each(row) for row in judged} for each in (_law, _subject))
+        table.add_row(
+            printer.text(area, _LONGEST_NAME),
+            _cell(len(laws)),
+            *([_cell(len(subjects))] if with_subjects else []),
+            *(
+                _cell(sum(row.status in _COLUMNS[column] for row in rows), _STYLES[_COLUMNS[column][0]])
+                for column in shown
+            ),
+            _cell(_examples(judged)),
+            f"{_seconds(judged):.1f}" if judged else _cell(0),
+        )
+    return table
+
+
+def _examples(rows: Sequence[Row]) -> int:
+    """How many examples gave a law something to judge, laws and subjects added up."""
+    return int(sum(_once_a_subject(each, lambda row: row.examples) for each in _grouped(rows, _law).values()))
+
+
+def _seconds(rows: Sequence[Row]) -> float:
+    """How long all units of work took that fed these rows. One unit feeds several laws."""
+    units: dict[tuple[str, str], float] = {}
+    # All units feed that law: by its side they would count twice.
+    others = [row for row in rows if row.law != ANSWERS.id] or rows
+    for row in others:
+        workload = LAWS[row.law].workload if row.law in LAWS else row.law
+        unit = workload, row.subject
+        units[unit] = max(row.seconds, units.get(unit, 0.0))
+    return sum(units.values())
+
+
+def _by_law(result: Result, printer: Printer) -> None:
+    """A line for each law. Columns of zeros are left out, and rates where they would break names of laws."""
+    laws = _grouped(result.rows, _law)
     if not laws:
         return
     rates = {"steps/s": _rate}
@@ -204,8 +429,7 @@ def _law_table(
 ) -> Table:
     counts = {law: _subjects_by_column(rows) for law, rows in laws.items()}
     shown = [column for column in _COLUMNS if any(count[column] for count in counts.values())]
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("law", overflow="fold")
+    table = _table("law")
     table.add_column("level", no_wrap=True)
     for column in [*shown, "examples", *rates, "time"]:
         table.add_column(column, justify="right", no_wrap=True)
@@ -224,14 +448,14 @@ def _law_table(
 def _subjects_by_column(rows: list[Row]) -> dict[str, int]:
     """How many subjects of a law go in each column. A subject counts once, by the worst of its rows."""
     severity = list(Status)  # declared worst first
-    subjects = _grouped(rows, lambda row: row.subject).values()
+    subjects = _grouped(rows, _subject).values()
     worst = [min((row.status for row in rows), key=severity.index) for rows in subjects]
     return {column: sum(status in statuses for status in worst) for column, statuses in _COLUMNS.items()}
 
 
 def _once_a_subject(rows: list[Row], number: Callable[[Row], float]) -> float:
     """The sum over subjects: the rows of one subject (its facets) share their examples and time."""
-    return sum(max(map(number, rows)) for rows in _grouped(rows, lambda row: row.subject).values())
+    return sum(max(map(number, rows)) for rows in _grouped(rows, _subject).values())
 
 
 def _rate(rows: list[Row]) -> str:
@@ -246,7 +470,7 @@ def _driven_rate(rows: list[Row]) -> str:
     return f"{_once_a_subject(rows, lambda row: row.driven_steps) / seconds:.0f}" if seconds else "-"
 
 
-def _cell(count: int, style: str) -> Text:
+def _cell(count: int, style: str = "") -> Text:
     return Text(str(count), style) if count else Text("-", "dim")
 
 
@@ -258,29 +482,14 @@ def _not_run(result: Result, printer: Printer, status: Status, title: str) -> No
         printer.blank()
 
 
-def by_reason(rows: Iterable[Row]) -> list[str]:
-    """What was not run, a line for each reason: a law is named once, with its subject if that is one."""
-    return [f"{reason}: {', '.join(_names(group))}" for reason, group in _grouped(rows, _reason).items()]
-
-
-def unjudged(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
-    """What could not be judged, by reason: the laws, or how many they are if many are about one subject."""
-    incomplete = [row for row in rows if row.status is Status.INCOMPLETE]
-    for reason, group in _grouped(incomplete, _reason).items():
-        subjects = {visible(row.subject, _LONGEST_NAME) for row in group}
-        many = len(subjects) == 1 and len(group) > _MOST_LAWS
-        yield f"{len(group)} laws [{subjects.pop()}]" if many else ", ".join(_names(group)), reason
-
-
-def _reason(row: Row) -> str:
-    return row.message or row.observed or "no reason given"
-
-
-def _names(rows: Iterable[Row]) -> list[str]:
-    laws = _grouped(rows, lambda row: row.law)
-    return [
-        _title(each[0]) if len(each) == 1 else f"{law} ({len(each)} subjects)" for law, each in laws.items()
-    ]
+def _notes(result: Result, printer: Printer, verbose: bool) -> None:
+    most = len(result.notes) if verbose else _MOST_NOTES
+    for note in result.notes[:most]:
+        printer.line(f"note: {note}")
+    if more := result.notes[most:]:
+        printer.line(f"and {_number(len(more), 'more note')}: add -v")
+    if result.notes:
+        printer.blank()
 
 
 def _coverage(result: Result, printer: Printer, directory: Path | None) -> None:
@@ -307,12 +516,12 @@ def _coverage(result: Result, printer: Printer, directory: Path | None) -> None:
     table.add_row("all", str(reached.lines), str(reached.reached), percent(reached.lines, reached.reached))
     printer.table(table)
     if len(wanting) > _MOST_FILES:
-        printer.line(f"and {len(wanting) - _MOST_FILES} more files of which something was not reached")
+        printer.line(f"and {len(wanting) - _MOST_FILES} more files with lines that no law reached")
     if cut or len(wanting) > _MOST_FILES:
-        where = directory / COVERAGE if directory is not None else "--report DIR and --json tell"
+        where = directory / COVERAGE if directory is not None else "add --report DIR, or --json"
         printer.line(f"all of it: {where}")
-    for told in remarks(reached):
-        printer.line(told)
+    for line in remarks(reached):
+        printer.line(line)
     printer.blank()
     if areas := by_area(reached, {law: LAWS[law].area for law in LAWS}):
         table = _table("laws", "reached", "alone")
@@ -330,16 +539,31 @@ def _table(first: str, *numbers: str) -> Table:
     return table
 
 
-def _totals(result: Result, printer: Printer, directory: Path | None) -> None:
-    target = result.target
-    plugin = f" with {target['plugin']}" if target.get("plugin") else ""
-    about = [f"{target['name']} {target['version']}{plugin}", f"depth {result.depth}", f"seed {result.seed}"]
-    about += [f"baseline {result.baseline}"] if result.baseline else []
-    about += [f"profile {result.profile}"] if result.profile else []
-    about += ["strict"] if result.strict else []
-    printer.line(", ".join(about))
-    totals = ", ".join(f"{count} {status}" for status, count in result.totals.items()) or "no law was run"
-    printer.line(f"{totals}; {result.elapsed_seconds:.1f} s")
+def _end(result: Result, printer: Printer, directory: Path | None, invocation: Invocation) -> None:
+    """The counts, the verdict, and the next command."""
     if directory is not None:
-        printer.whole(f"page: {visible(str(directory / PAGE))}")
+        printer.whole(f"page: {directory / PAGE}")
+    totals = ", ".join(f"{count} {status}" for status, count in result.totals.items()) or "no law was run"
+    printer.line(f"{totals}; depth {result.depth}, {result.elapsed_seconds:.1f} s")
     printer.line(f"verdict: {result.verdict}", style=VERDICT_STYLES[result.verdict])
+    printer.next(_next(result, directory, invocation))
+
+
+def _next(result: Result, directory: Path | None, invocation: Invocation) -> str:
+    """The command that fits what came of the check."""
+    broken = [row for row in result.failing if row.status is Status.BROKEN] or _with(result, Status.BROKEN)
+    unconfirmed = _with(result, Status.UNCONFIRMED)
+    if found := broken or unconfirmed:
+        law = visible(found[0].law, _LONGEST_NAME)
+        if directory is not None:
+            return f"kvref explain {law}"
+        return invocation.again("check", "--laws", law, "--report", "kvref-report", without=("--laws",))
+    if result.failing or any("budget" in row.message for row in _with(result, Status.INCOMPLETE)):
+        return invocation.again("check")
+    if result.verdict is Verdict.INCOMPLETE:
+        return invocation.command("doctor")
+    if result.selected:
+        return invocation.again("check", without=("--laws", "--subjects"))
+    if result.depth == "quick":
+        return invocation.again("check", "--depth", "standard", without=("--depth",))
+    return invocation.again("fuzz", without=("--depth", "--strict", "--backend"))

@@ -1,13 +1,12 @@
-"""Make any string fit to be shown. Names and messages come from the target: nothing here trusts them."""
+"""Make any string safe to show: names and messages come from the target, and may contain anything."""
 
 from __future__ import annotations
 
 
 def visible(text: str, limit: int = 10_000, encoding: str = "utf-8") -> str:
-    """The text with everything that does not print (control codes, bidi marks, ...) written as escapes.
+    """The text in one line, with all that does not print (control codes, bidi marks, ...) as escapes.
 
-    What comes back is one line, legal in XML and fit for the encoding; of a long text the first `limit`
-    characters.
+    The answer is legal in XML and fits the encoding. Of a long text it has the first `limit` characters.
     """
     kept = text if len(text) <= limit else text[: limit - 3] + "..."
     if not kept.isprintable():

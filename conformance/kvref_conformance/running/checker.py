@@ -113,7 +113,7 @@ class Checker:
     def run(self, baseline: Baseline) -> Result:
         """Run the selected laws."""
         self._started = started = time.monotonic()
-        description, options = self._description, self._options
+        description = self._description
         plugin = description["plugin"]
         self.check_subjects()
         known, notes = self.replay_known(baseline)
@@ -154,6 +154,16 @@ class Checker:
         in_parallel(self.confirmer.observe, shown, self._options.jobs)
         order = list(LAWS)
         rows.sort(key=lambda row: order.index(row.law))
+        result = self.setup(baseline)
+        result.elapsed_seconds = time.monotonic() - started
+        result.rows, result.coverage = rows, self._reached(units)
+        result.notes = [*notes, *(plugin["notes"] if plugin else ())]
+        return result
+
+    def setup(self, baseline: Baseline) -> Result:
+        """A result without rows: what is checked, and how."""
+        description, options = self._description, self._options
+        plugin = description["plugin"]
         return Result(
             target={
                 "name": description["name"],
@@ -168,10 +178,6 @@ class Checker:
             environment=description["environment"],
             profile=self._profile.name,
             selected=options.selected,
-            elapsed_seconds=time.monotonic() - started,
-            rows=rows,
-            notes=[*notes, *(plugin["notes"] if plugin else ())],
-            coverage=self._reached(units),
         )
 
     def has_work(self) -> bool:
@@ -254,7 +260,7 @@ class Checker:
     def _run_units(self, units: list[Unit]) -> None:
         budget = self._options.budget
         deadline = math.inf if budget is None else self._started + budget
-        self._watcher.phase("running laws")
+        self._watcher.phase("running laws", units=len(units))
 
         def late(_: Unit) -> bool:
             return time.monotonic() > deadline

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from kvref_conformance.commands.init.starter import Wanted, badge, start
 from kvref_conformance.commands.options import Choice, target_options
 from kvref_conformance.report.progress import progress
+from kvref_conformance.report.terminal import open_console
 from kvref_conformance.report.text import visible
 from kvref_conformance.running.loading import loaded
 
@@ -22,7 +22,7 @@ def init(choice: Choice) -> None:
     TARGET is loaded, to see that it can be, and what has to be said of it. What is there is left as it is.
     """
     worker, declared = choice.prepare()
-    with progress(Console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
+    with progress(open_console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
         asked = declared.target if choice.target in (None, declared.label) else choice.target
         wanted = Wanted(asked or worker.target, worker.stubs, (*choice.paths, *declared.paths))
         made = start(Path(), wanted, one.description)

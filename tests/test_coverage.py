@@ -22,8 +22,8 @@ from kvref_conformance.processes.line_tracer import Measured
 from kvref_conformance.report.coverage import coverage_page, percent, places
 from kvref_conformance.report.files import write_report
 from kvref_conformance.report.terminal import render
-from kvref_conformance.running.coverage import add_up, ranges
 from kvref_conformance.running.exploring.stage import SwiftStage
+from kvref_conformance.running.line_coverage import add_up, ranges
 from kvref_conformance.targets import TargetRefused
 from kvref_conformance.targets.own import NOTHING, REFERENCE, VLLM, Own, find, own_of
 

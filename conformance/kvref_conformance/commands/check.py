@@ -34,7 +34,7 @@ from kvref_conformance.report.files import report_document, write_report
 from kvref_conformance.report.progress import progress
 from kvref_conformance.report.terminal import open_console, render, render_setup
 from kvref_conformance.running.checker import DEPTH, Options
-from kvref_conformance.running.coverage import needs_library
+from kvref_conformance.running.line_coverage import needs_library
 from kvref_conformance.running.loading import choose_baseline, is_symbolic, loaded, select_laws
 
 

@@ -25,7 +25,7 @@ from kvref_conformance.report.plotting import CannotPlot
 from kvref_conformance.report.text import visible, visible_lines
 from kvref_conformance.running import fault_matrix
 from kvref_conformance.running.checker import NoSuchSubject
-from kvref_conformance.running.coverage import CannotMeasure
+from kvref_conformance.running.line_coverage import CannotMeasure
 from kvref_conformance.running.loading import BackendRefused, NoSuchLaw
 from kvref_conformance.targets import UnknownTarget
 

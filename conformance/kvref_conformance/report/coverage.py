@@ -7,7 +7,7 @@ from typing import Any
 
 from kvref_conformance.documents.results import FileReached, Reached, Result
 from kvref_conformance.report.text import visible
-from kvref_conformance.running.coverage import ranges
+from kvref_conformance.running.line_coverage import ranges
 
 _FEW = 3
 

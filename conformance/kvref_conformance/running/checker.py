@@ -24,8 +24,8 @@ from kvref_conformance.laws.subjects import (
 from kvref_conformance.processes.launch import RunningHosts, Worker
 from kvref_conformance.processes.session import NotJudged
 from kvref_conformance.running.confirm import Confirmer, death_facet, in_parallel, new_row
-from kvref_conformance.running.coverage import add_up
 from kvref_conformance.running.dispatch import Effort, Running, Unit, work_off
+from kvref_conformance.running.line_coverage import add_up
 from kvref_conformance.running.progress import Progress
 from kvref_conformance.running.reducer import MAX_SECONDS
 from kvref_conformance.targets.plugins import NO_PLUGIN

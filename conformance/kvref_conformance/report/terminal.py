@@ -61,6 +61,8 @@ _MOST_OF_A_LAW = 3
 """Findings that get a paragraph, in all and of one law; without `verbose` the others get a line."""
 _MOST_OPERATIONS = 8
 """Operations that are shown of a trace without `verbose`: the last ones, where it breaks."""
+_FEW_OPERATIONS = 4
+"""Up to this many more are not worth leaving out."""
 _MOST_NOTES = 5
 
 _MOST_FILES = 20
@@ -312,7 +314,7 @@ def _finding(row: Row, printer: Printer, counts: bool, verbose: bool) -> None:
         if text:
             printer.labelled(label, text)
     operations = [*narrate(row.trace["runs"])] if row.trace is not None else []
-    if (before := len(operations) - _MOST_OPERATIONS) > 1 and not verbose:
+    if (before := len(operations) - _MOST_OPERATIONS) > _FEW_OPERATIONS and not verbose:
         operations = [f"... {before} operations; -v shows them", *operations[before:]]
     for number, operation in enumerate(operations):
         printer.line(operation, indent=2, label=f"{'' if number else 'trace':{_LABEL}}")

@@ -63,19 +63,30 @@ def create(
 
 
 def watch(manager: KVCacheManager) -> None:
-    """Note what is predicted to be needed, and what is then taken."""
-    predict, take = manager.coordinator.get_num_blocks_to_allocate, manager.block_pool.get_new_blocks
+    """Note how many blocks are predicted to be needed, and which are then allocated."""
+    coordinator = manager.coordinator
+    predict, wait, take = (
+        coordinator.get_num_blocks_to_allocate,
+        coordinator.must_wait,
+        manager.block_pool.get_new_blocks,
+    )
 
     def get_num_blocks_to_allocate(*arguments: object, **named: object) -> int:
         CURRENT.needed = predict(*arguments, **named)  # type: ignore[arg-type]
         return int(CURRENT.needed)
+
+    def must_wait(hits: Sequence[Sequence[int]]) -> bool:
+        # A request that has to wait says so by needing more blocks than there are.
+        CURRENT.needed = manager.block_pool.num_gpu_blocks if wait(hits) else 0
+        return bool(CURRENT.needed)
 
     def get_new_blocks(num_blocks: int) -> list[int]:
         taken = take(num_blocks)
         CURRENT.taken += taken
         return taken
 
-    manager.coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate  # type: ignore[method-assign]
+    coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate  # type: ignore[method-assign]
+    coordinator.must_wait = must_wait  # type: ignore[method-assign]
     manager.block_pool.get_new_blocks = get_new_blocks  # type: ignore[method-assign]
 
 

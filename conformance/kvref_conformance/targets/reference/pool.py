@@ -86,19 +86,13 @@ def state() -> PoolState:
 
 
 def state_of(pool: BlockPool) -> PoolState:
-    found: dict[str, list[int]] = {}
-    for group, index in pool._index.items():
-        for block_hash, block in index.items():
-            others = pool._others.get((block_hash, group), {})
-            found[key_name(block_hash, group)] = [block, *others]
+    blocks = range(pool.num_gpu_blocks)
     return {
         "free": pool.get_all_free_blocks(),
         "free_count": pool.get_num_free_blocks(),
-        "refs": [pool.get_ref_cnt(block) for block in range(pool.num_gpu_blocks)],
+        "refs": [pool.get_ref_cnt(block) for block in blocks],
         "keys": {
-            str(block): [key_name(*key) for key in pool.get_keys(block)]
-            for block, held in enumerate(pool._holds)
-            if held & 1
+            str(block): [key_name(*key) for key in keys] for block in blocks if (keys := pool.get_keys(block))
         },
-        "found": found,
+        "found": {key_name(*key): [*found] for key, found in pool.get_blocks_by_key().items()},
     }

@@ -1,0 +1,107 @@
+"""The cache manager, fast: most steps of a request change neither its block tables nor the prefix cache.
+
+A request is *settled* up to a number of tokens if, until it has so many, its tables are long enough, no block
+gets a key, and no block gets free. A step that stays within that number is answered at once.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from kvref import cache
+from kvref.cache import KVCacheBlocks
+from kvref.fast.pool import BlockPool
+from kvref.managers import SingleTypeKVCacheManager
+from kvref.managers.base import TokenCounts
+from kvref.request import Request
+
+__all__ = ["KVCacheBlocks", "KVCacheManager", "Request", "is_settled"]
+
+_LEFT_OUT = ("get_num_blocks_to_allocate", "remove_skipped_blocks", "allocate_new_blocks", "cache_blocks")
+"""The methods of a manager that a settled step does not call."""
+
+
+class KVCacheManager(cache.KVCacheManager):
+    """Does what the plain cache manager does; see there."""
+
+    block_pool_class = BlockPool
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+    ) -> KVCacheBlocks | None:
+        tokens = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
+        if (
+            tokens <= self._settled.get(request.request_id, 0)
+            and num_new_tokens > 0 <= num_lookahead_tokens
+            and not (
+                num_new_computed_tokens
+                or new_computed_blocks
+                or num_external_computed_tokens
+                or num_encoder_tokens
+                or full_sequence_must_fit
+            )
+        ):
+            return self.empty_kv_cache_blocks
+        added = super().allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            new_computed_blocks,
+            num_lookahead_tokens,
+            num_external_computed_tokens,
+            delay_cache_blocks,
+            num_encoder_tokens,
+            full_sequence_must_fit,
+        )
+        if added is not None:
+            tokens += num_new_computed_tokens + num_external_computed_tokens
+            self._settle(request.request_id, min(tokens, self.max_model_len))
+        return added
+
+    def free(self, request: Request) -> None:
+        self._settled.pop(request.request_id, None)
+        super().free(request)
+
+    @cached_property
+    def _settled(self) -> dict[str, int]:
+        """Up to how many tokens each request is settled; 0 if the next step may change something."""
+        return {}
+
+    @cached_property
+    def _smallest_block_size(self) -> int:
+        return min((each.block_size for each in self.coordinator.single_type_managers), default=1)
+
+    def _settle(self, request_id: str, num_tokens: int) -> None:
+        """Note whether a request with slots for these tokens is settled up to the end of their last block."""
+        size = self._smallest_block_size
+        last = min(num_tokens // size * size + size - 1, self.max_model_len)
+        managers = self.coordinator.single_type_managers
+        self._settled[request_id] = (
+            last if all(is_settled(each, request_id, last) for each in managers) else 0
+        )
+
+
+def is_settled(manager: SingleTypeKVCacheManager, request_id: str, num_tokens: int) -> bool:
+    """Whether a request is settled up to this number of tokens in the group of a manager.
+
+    It is not if its manager has rules of its own for what a step does: nothing is known of these.
+    """
+    kind, base = type(manager), SingleTypeKVCacheManager
+    if any(getattr(kind, name) is not getattr(base, name) for name in _LEFT_OUT):
+        return False
+    length = manager.table_length(TokenCounts(num_tokens=num_tokens, num_tokens_main_model=num_tokens))
+    return (
+        length <= len(manager.req_to_blocks[request_id])
+        and manager._num_to_cache(num_tokens) <= manager.num_cached_block[request_id]
+        # At least one of the tokens is still to be computed.
+        and manager._num_skipped_blocks(num_tokens - 1) <= manager._num_nulled[request_id]
+    )

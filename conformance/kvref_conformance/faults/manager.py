@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvref.cache import KVCacheBlocks, KVCacheManager
+from kvref.fast.cache import KVCacheManager as FastKVCacheManager
 from kvref.managers import FullAttentionManager, MambaManager, SingleTypeKVCacheManager, SlidingWindowManager
 from kvref.managers.base import TokenCounts
 from kvref.pool import BlockPool
@@ -205,3 +206,16 @@ def hit_within_a_block_not_copied() -> ReferenceTarget:
     break_it(KVCacheManager, "get_computed_blocks", get_computed_blocks)
     break_it(KVCacheManager, "_why_not", why_not)
     return PartialHits()
+
+
+def settled_a_token_too_long() -> ReferenceTarget:
+    """The fast cache manager takes a request for settled when the next token fills a block."""
+    settle = FastKVCacheManager._settle
+
+    def settle_longer(manager: FastKVCacheManager, request_id: str, num_tokens: int) -> None:
+        settle(manager, request_id, num_tokens)
+        if manager._settled[request_id]:
+            manager._settled[request_id] += 1
+
+    break_it(FastKVCacheManager, "_settle", settle_longer)
+    return ReferenceTarget()

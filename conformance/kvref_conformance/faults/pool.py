@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvref.fast.pool import BlockPool as FastBlockPool
 from kvref.pool import BlockPool
 from kvref_conformance.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
@@ -116,4 +117,15 @@ def refused_reset_clears_what_is_free() -> ReferenceTarget:
         return done
 
     break_it(BlockPool, "reset_prefix_cache", reset_prefix_cache)
+    return ReferenceTarget()
+
+
+def fast_pool_reuses_the_beginning_first() -> ReferenceTarget:
+    """In the fast pool, cached blocks that are freed together are reused the other way round."""
+    enqueue = FastBlockPool._enqueue
+
+    def reversed_enqueue(pool: FastBlockPool, blocks: Sequence[int]) -> None:
+        enqueue(pool, blocks[::-1])
+
+    break_it(FastBlockPool, "_enqueue", reversed_enqueue)
     return ReferenceTarget()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Runs
+from kvref_conformance.laws.variants import variants_agree
 from kvref_conformance.results import Level
 
 State = dict[str, Any]
@@ -623,5 +624,18 @@ LAWS = [
         sources=("the engine contract",),
         workload="pool.machine",
         check=reset,
+    ),
+    Law(
+        id="pool.variants-agree",
+        level=Level.SAFETY,
+        statement=(
+            "Variants of a pool that are meant to be interchangeable answer the same operations alike: the "
+            "same values, and errors of the same type."
+        ),
+        why="An engine that switches to the faster variant serves other blocks, or evicts others.",
+        sources=("the engine contract",),
+        workload="pool.variants",
+        check=variants_agree,
+        capabilities=("variants",),
     ),
 ]

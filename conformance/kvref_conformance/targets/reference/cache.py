@@ -8,6 +8,7 @@ from typing import Any
 
 from kvref.cache import KVCacheBlocks, KVCacheManager
 from kvref.events import AllBlocksCleared, BlockStored, KVCacheEvent
+from kvref.fast.cache import KVCacheManager as FastKVCacheManager
 from kvref.hashing import BlockHasher
 from kvref.planning import KVCacheConfig, KVCacheGroupSpec
 from kvref.pool import NULL_BLOCK
@@ -18,6 +19,8 @@ from kvref_conformance.targets.reference.pool import state_of
 from kvref_conformance.targets.reference.specs import make
 
 CURRENT: SimpleNamespace = SimpleNamespace(manager=None, hasher=None, requests={}, needed=0, taken=[])
+
+MANAGERS: dict[str, type[KVCacheManager]] = {"plain": KVCacheManager, "fast": FastKVCacheManager}
 
 
 def create(
@@ -30,6 +33,7 @@ def create(
     enable_caching: bool,
     use_eagle: bool,
     max_encoder_tokens: int,
+    variant: str = "plain",
 ) -> CacheShape:
     KVCacheSpecRegistry.initialise()
     config = KVCacheConfig(
@@ -40,7 +44,7 @@ def create(
             for place, group in enumerate(groups)
         ),
     )
-    manager = KVCacheManager(
+    manager = MANAGERS[variant](
         config,
         max_model_len,
         scheduler_block_size=scheduler_block_size,

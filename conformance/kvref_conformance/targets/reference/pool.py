@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 
+from kvref.fast.pool import BlockPool as FastBlockPool
 from kvref.hashing import BlockHasher
 from kvref.pool import NULL_BLOCK, BlockPool
 from kvref.request import Request
 from kvref.target import Json, PoolShape, PoolState
 
 CURRENT: SimpleNamespace = SimpleNamespace(pool=None, block_size=0)
+
+POOLS: dict[str, type[BlockPool]] = {"plain": BlockPool, "fast": FastBlockPool}
 
 
 def create(
@@ -20,8 +23,9 @@ def create(
     block_size: int,
     hash_block_size: int,
     declared: Mapping[str, Json] | None = None,
+    variant: str = "plain",
 ) -> PoolShape:
-    CURRENT.pool = BlockPool(num_blocks, enable_caching, hash_block_size)
+    CURRENT.pool = POOLS[variant](num_blocks, enable_caching, hash_block_size)
     CURRENT.block_size = block_size
     return {"null": NULL_BLOCK, "reserved": []}
 

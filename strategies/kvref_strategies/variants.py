@@ -77,7 +77,7 @@ def cache_variants(draw: Draw, stage: Stage, description: Description, subject: 
 
 def _drawn(draw: Draw, choices: st.SearchStrategy[int]) -> list[int]:
     """Several lists, since Hypothesis draws long ones rarely."""
-    return [choice for _ in range(4) for choice in draw(st.lists(choices, max_size=12))]
+    return [choice for _ in range(6) for choice in draw(st.lists(choices, max_size=16))]
 
 
 def _pool_subjects(description: Description) -> Subjects:
@@ -90,13 +90,13 @@ def _cache_subjects(description: Description) -> Subjects:
 
 
 WORKLOADS = [
-    Workload("pool.variants", ("pool",), _pool_subjects, pool_variants, weight=0.5),
+    Workload("pool.variants", ("pool",), _pool_subjects, pool_variants),
     Workload(
         "cache.variants",
         ("cache", *(f"cache.{name}" for name in ASKS)),
         _cache_subjects,
         cache_variants,
-        weight=0.1,
+        weight=0.25,
         unobserved="no cache for such layers could be made",
     ),
 ]

@@ -148,7 +148,7 @@ class KVCacheManager:
         }
         if reason := self._why_not(request, running, counts, hits):
             raise InvalidRequestError(f"request {request_id!r}: {reason}")
-        if coordinator.must_wait(hits):
+        if any(hits) and coordinator.must_wait(hits):
             return None
 
         computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
@@ -242,8 +242,8 @@ class KVCacheManager:
         self, request: Request, running: bool, counts: Mapping[str, int], hits: Sequence[Sequence[int]]
     ) -> str | None:
         """What is wrong with the arguments of `allocate_slots`, if anything is."""
-        if negative := {name: count for name, count in counts.items() if count < 0}:
-            return f"numbers of tokens must be at least 0, not {negative}"
+        if min(counts.values()) < 0:
+            return f"numbers of tokens must be at least 0: {dict(counts)}"
         found, loaded = counts["num_new_computed_tokens"], counts["num_external_computed_tokens"]
         if not (counts["num_new_tokens"] or found or loaded):
             return "there are no new tokens, and no computed ones to adopt"

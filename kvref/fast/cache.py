@@ -6,13 +6,15 @@ gets a key, and no block gets free. A step that stays within that number is answ
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache as memoised
+from typing import Any
 
 from kvref import cache
 from kvref.cache import KVCacheBlocks
 from kvref.fast.pool import BlockPool
 from kvref.managers import SingleTypeKVCacheManager
 from kvref.managers.base import TokenCounts
+from kvref.planning import KVCacheConfig
 from kvref.request import Request
 
 __all__ = ["KVCacheBlocks", "KVCacheManager", "Request", "is_settled"]
@@ -25,6 +27,16 @@ class KVCacheManager(cache.KVCacheManager):
     """Does what the plain cache manager does; see there."""
 
     block_pool_class = BlockPool
+
+    def __init__(self, kv_cache_config: KVCacheConfig, max_model_len: int, **engine: Any) -> None:
+        super().__init__(kv_cache_config, max_model_len, **engine)
+        managers = self.coordinator.single_type_managers
+        for manager in managers:
+            # It depends on nothing else than the place.
+            vars(manager)["_is_useful"] = memoised(manager._is_useful)
+        self._smallest_block_size = min((manager.block_size for manager in managers), default=1)
+        self._settled: dict[str, int] = {}
+        """Up to how many tokens each request is settled; 0 if the next step may change something."""
 
     def allocate_slots(
         self,
@@ -71,15 +83,6 @@ class KVCacheManager(cache.KVCacheManager):
         self._settled.pop(request.request_id, None)
         super().free(request)
 
-    @cached_property
-    def _settled(self) -> dict[str, int]:
-        """Up to how many tokens each request is settled; 0 if the next step may change something."""
-        return {}
-
-    @cached_property
-    def _smallest_block_size(self) -> int:
-        return min((each.block_size for each in self.coordinator.single_type_managers), default=1)
-
     def _settle(self, request_id: str, num_tokens: int) -> None:
         """Note whether a request with slots for these tokens is settled up to the end of their last block."""
         size = self._smallest_block_size
@@ -95,13 +98,19 @@ def is_settled(manager: SingleTypeKVCacheManager, request_id: str, num_tokens: i
 
     It is not if its manager has rules of its own for what a step does: nothing is known of these.
     """
-    kind, base = type(manager), SingleTypeKVCacheManager
-    if any(getattr(kind, name) is not getattr(base, name) for name in _LEFT_OUT):
+    if not _has_base_steps(type(manager)):
         return False
     length = manager.table_length(TokenCounts(num_tokens=num_tokens, num_tokens_main_model=num_tokens))
+    num_cached = manager.num_cached_block[request_id]
     return (
         length <= len(manager.req_to_blocks[request_id])
-        and manager._num_to_cache(num_tokens) <= manager.num_cached_block[request_id]
+        and (num_tokens // manager.block_size <= num_cached or manager._num_to_cache(num_tokens) <= num_cached)
         # At least one of the tokens is still to be computed.
         and manager._num_skipped_blocks(num_tokens - 1) <= manager._num_nulled[request_id]
     )
+
+
+@memoised
+def _has_base_steps(kind: type[SingleTypeKVCacheManager]) -> bool:
+    """Whether a class of managers leaves to the base class all that a settled step does not call."""
+    return all(getattr(kind, name) is getattr(SingleTypeKVCacheManager, name) for name in _LEFT_OUT)

@@ -93,7 +93,10 @@ class BlockPool(pool.BlockPool):
         if num_blocks == 1 and (
             stack or (self._num_queued and self._queue[self._position] not in self._stale)
         ):
-            return [self._get_new_block()]
+            # The usual step.
+            block = stack.pop() if stack else self._dequeue_first()
+            self._state[block] = _REFERENCE
+            return [block]
         if num_blocks < 0:
             raise BlockError(f"cannot allocate {num_blocks} blocks")
         rest = len(stack) - num_blocks
@@ -164,7 +167,8 @@ class BlockPool(pool.BlockPool):
         self._enqueue([block for block in freed if state[block]])
 
     def get_keys(self, block: int) -> tuple[Key, ...]:
-        self._check_known((block,))
+        if not 0 <= block < self.num_gpu_blocks:
+            self._check_known((block,))
         if not self._state[block] & _CACHED:
             return ()
         return (self._hashes[block], self._groups[block]), *self._more_keys.get(block, ())
@@ -211,18 +215,6 @@ class BlockPool(pool.BlockPool):
 
     # References.
 
-    def _get_new_block(self) -> int:
-        """The first free block, if it is on the stack, or no stale entry comes before it: the usual step."""
-        if self._stack:
-            block = self._stack.pop()
-        else:
-            block = self._queue[self._position]
-            self._position += 1
-            self._num_queued -= 1
-            self._remove_from_index((block,))
-        self._state[block] = _REFERENCE
-        return block
-
     def _free_alike(self, blocks: Sequence[int]) -> bool:
         """Free blocks that have one reference each and are all cached, or all not: the usual request.
 
@@ -268,6 +260,17 @@ class BlockPool(pool.BlockPool):
             self._queue, self._position = self._queued(), 0
             self._stale.clear()
 
+    def _dequeue_first(self) -> int:
+        """Evict the first block of the queue, before which there is no stale entry."""
+        block = self._queue[self._position]
+        self._position += 1
+        self._num_queued -= 1
+        if self._more_blocks or self._more_keys or self.enable_kv_cache_events:
+            self._remove_from_index((block,))
+        else:
+            del self._found[self._groups[block]][self._hashes[block]]
+        return block
+
     def _dequeue(self, num_blocks: int) -> list[int]:
         """Take blocks from the front of the queue. There must be so many."""
         queue, position, stale = self._queue, self._position, self._stale
@@ -301,21 +304,23 @@ class BlockPool(pool.BlockPool):
     def _add_keys(
         self, places: Sequence[int], table: Sequence[int], hashes: Sequence[bytes], group: int
     ) -> list[int]:
-        state, index = self._state, self._found[group]
-        if free := [table[place] for place in places if state[table[place]] < _REFERENCE]:
-            raise BlockError(f"blocks {free} are free and cannot get keys")
+        state, index, own_hashes, groups = self._state, self._found[group], self._hashes, self._groups
+        for place in places:
+            if state[table[place]] < _REFERENCE:
+                free = [table[place] for place in places if state[table[place]] < _REFERENCE]
+                raise BlockError(f"blocks {free} are free and cannot get keys")
         new: list[int] = []
         for place in places:
             block, block_hash = table[place], hashes[place]
-            self.keyed_this_step.add(block)
             if state[block] & _CACHED or block_hash in index:
                 if not self._add_key(block, (block_hash, group)):
                     continue
             else:
-                self._hashes[block], self._groups[block] = block_hash, group
+                own_hashes[block], groups[block] = block_hash, group
                 state[block] += _CACHED
                 index[block_hash] = block
             new.append(place)
+        self.keyed_this_step.update([table[place] for place in places])
         return new
 
     def _add_key(self, block: int, key: Key) -> bool:
@@ -359,3 +364,7 @@ class BlockPool(pool.BlockPool):
         del others[leaving]
         if not others:
             del self._more_blocks[key]
+
+    def _check_known(self, blocks: Sequence[int]) -> None:
+        if blocks and not (min(blocks) >= 0 and max(blocks) < self.num_gpu_blocks):
+            super()._check_known(blocks)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from kvref.errors import SpecKindError
 from kvref.hashing import hashes_at
@@ -16,8 +15,7 @@ from kvref.specs import KVCacheSpec, MemoryLimits
 __all__ = ["SingleTypeKVCacheManager", "TokenCounts"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenCounts:
+class TokenCounts(NamedTuple):
     """How many tokens a request needs slots for, those included that have one already."""
 
     num_tokens: int
@@ -244,7 +242,10 @@ class SingleTypeKVCacheManager:
         Blocks that no hit can need get none (see `_is_useful`): they would only take room from those that
         can.
         """
-        start, stop = self.num_cached_block[request.request_id], self._num_to_cache(num_tokens)
+        start = self.num_cached_block[request.request_id]
+        if start >= num_tokens // self.block_size:
+            return
+        stop = self._num_to_cache(num_tokens)
         if start >= stop:
             return
         self.block_pool.cache_full_blocks(

@@ -62,14 +62,15 @@ def single_block_has_two_references() -> ReferenceTarget:
     """The reference count is one too many where a single block is allocated."""
 
     def make(get: Any) -> object:
-        def get_and_touch(self: BlockPool) -> int:
-            block: int = get(self)
-            self._state[block] += pool._REFERENCE
-            return block
+        def get_and_touch(self: BlockPool, num_blocks: int) -> list[int]:
+            blocks: list[int] = get(self, num_blocks)
+            if num_blocks == 1:
+                self._state[blocks[0]] += pool._REFERENCE
+            return blocks
 
         return get_and_touch
 
-    return _with(BlockPool, "_get_new_block", make)
+    return _with(BlockPool, "get_new_blocks", make)
 
 
 def freed_in_reverse() -> ReferenceTarget:

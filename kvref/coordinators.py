@@ -1,7 +1,7 @@
 """Coordinators: one pool, a manager for each group, and what the groups must agree on.
 
-That is above all the length of a cache hit. It must be one that every group can serve, and groups differ in
-which they can: with full attention each shorter one is served, too, with a window or a state it need not be.
+Above all they must agree on the length of a prefix hit: every group must be able to serve it. In a group with
+full attention every shorter length is a hit as well. In a group with a window or with states it need not be.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvref.errors import (
     UnregisteredSpecError,
 )
 from kvref.managers import SingleTypeKVCacheManager
-from kvref.managers.base import Slots
+from kvref.managers.base import TokenCounts
 from kvref.planning import KVCacheConfig, KVCacheGroupSpec, get_manager_for_kv_cache_spec
 from kvref.pool import BlockPool
 from kvref.request import Request
@@ -34,21 +34,23 @@ __all__ = [
 
 
 class KVCacheCoordinator:
-    """The managers of all groups, asked and told together.
+    """Runs the managers of all groups together.
 
     Args:
         limits: what bounds a request.
-        scheduler_block_size: cache hits are multiples of this many tokens.
+        scheduler_block_size: prefix hits are multiples of this many tokens.
         hash_block_size: tokens from one hash of a request to the next.
-        use_eagle: whether draft layers read one token ahead: those of the groups that say so, or of all if
-            none does. A hit must then be followed by a cached block in each of these groups. As long as
-            nothing is evicted, that costs one scheduler block at most, for all groups together.
+        use_eagle: whether draft layers read one token ahead: in the groups with `is_eagle_group`, or in all
+            groups if none has it. In each of them the block after a hit must be cached as well. As long as
+            nothing is evicted, a hit gets shorter by at most one scheduler block, however many groups there
+            are.
+        block_pool_class: the pool to use.
 
     Raises:
-        InvalidConfigError: at construction, for block sizes that do not fit together, or a group whose blocks
-            cannot be cached where caching is wanted.
+        InvalidConfigError: at construction, for block sizes that do not fit together, or with prefix caching
+            for a group whose blocks cannot be cached.
         UnregisteredSpecError: at construction, for a group whose spec has no manager.
-        PoolExhaustedError: at construction, for fewer blocks than are set aside.
+        PoolExhaustedError: at construction, if there are fewer blocks than must be reserved.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class KVCacheCoordinator:
         enable_caching: bool,
         use_eagle: bool,
         enable_kv_cache_events: bool,
+        block_pool_class: type[BlockPool] = BlockPool,
     ) -> None:
         groups = kv_cache_config.kv_cache_groups
         _check_block_sizes(kv_cache_config, scheduler_block_size, hash_block_size, enable_caching)
@@ -70,7 +73,7 @@ class KVCacheCoordinator:
         self.eagle_group_ids = {place for place, group in enumerate(groups) if group.is_eagle_group}
         if use_eagle and not self.eagle_group_ids:
             self.eagle_group_ids = set(range(len(groups)))
-        self.block_pool = BlockPool(
+        self.block_pool = block_pool_class(
             kv_cache_config.num_blocks, enable_caching, hash_block_size, enable_kv_cache_events
         )
         self.single_type_managers: tuple[SingleTypeKVCacheManager, ...] = tuple(
@@ -92,54 +95,53 @@ class KVCacheCoordinator:
                     "prefix caching off for this model"
                 )
 
-        self.max_model_len = limits.max_model_len
-        sizes = [manager.block_size for manager in self.single_type_managers]
-        self._smallest_block_size = min(sizes, default=scheduler_block_size)
-        self.settled: dict[str, int] = {}
-        """Up to how many tokens a request can go on without any change to its tables and keys."""
-
     def has_blocks(self, request_id: str) -> bool:
-        """Whether the request has tables, be they empty."""
+        """Whether the request has block tables. They may be empty."""
         managers = self.single_type_managers
         return bool(managers) and request_id in managers[0].req_to_blocks
 
     def get_blocks(self, request_id: str) -> tuple[list[int], ...]:
-        """The table of the request in each group."""
+        """The request's block table in each group."""
         return tuple(list(manager.req_to_blocks.get(request_id, ())) for manager in self.single_type_managers)
+
+    def must_wait(self, new_computed_blocks: Sequence[Sequence[int]]) -> bool:
+        """Whether a request with this prefix hit has to wait for the next step."""
+        managers = zip(self.single_type_managers, new_computed_blocks, strict=True)
+        return any(manager.must_wait(hit) for manager, hit in managers)
 
     def get_num_blocks_to_allocate(
         self,
         request_id: str,
-        slots: Slots,
+        tokens: TokenCounts,
         new_computed_blocks: Sequence[Sequence[int]],
         total_computed_tokens: int,
         apply_admission_cap: bool = False,
     ) -> int:
-        """How many blocks the pool will have fewer after this allocation; see the managers."""
+        """How many free blocks of the pool this allocation uses; see the managers."""
         needed = 0
         for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
             needed += manager.get_num_blocks_to_allocate(
-                request_id, slots, hit, total_computed_tokens, apply_admission_cap
+                request_id, tokens, hit, total_computed_tokens, apply_admission_cap
             )
         return needed
 
     def allocate(
         self,
         request_id: str,
-        slots: Slots,
+        tokens: TokenCounts,
         new_computed_blocks: Sequence[Sequence[int]],
         total_computed_tokens: int,
     ) -> tuple[list[int], ...]:
-        """Allocate what was counted. Returns for each group what was added to its table after the hit.
+        """Allocate these blocks. Returns for each group the blocks that are new in its table, after the hit.
 
-        The hits of all groups are held before any group takes a free block, which might be one of them.
+        All groups touch their hits before any group allocates a block: it might be one of a hit.
         """
         if not self.has_blocks(request_id):
             for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
                 manager.add_local_computed_blocks(request_id, hit, total_computed_tokens)
         return tuple(
             [
-                manager.allocate_new_blocks(request_id, slots, total_computed_tokens)
+                manager.allocate_new_blocks(request_id, tokens, total_computed_tokens)
                 for manager in self.single_type_managers
             ]
         )
@@ -156,64 +158,52 @@ class KVCacheCoordinator:
         for manager in self.single_type_managers:
             manager.take_back_keys(request_id, num_computed_tokens)
 
-    def settle(self, request_id: str, num_tokens: int) -> None:
-        """Note how far a request, which has places for so many tokens, can go on without any change."""
-        size = self._smallest_block_size
-        last = min(num_tokens - num_tokens % size + size - 1, self.max_model_len)
-        slots = Slots(last, last)
-        for manager in self.single_type_managers:
-            if not manager.is_settled(request_id, slots):
-                last = 0
-                break
-        self.settled[request_id] = last
-
     def free(self, request_id: str) -> None:
-        self.settled.pop(request_id, None)
         for manager in self.single_type_managers:
             manager.free(request_id)
 
     def find_longest_cache_hit(
         self, block_hashes: Sequence[bytes], max_cache_hit_length: int
     ) -> tuple[tuple[list[int], ...], int]:
-        """The longest hit that all groups can serve.
+        """The longest prefix hit that all groups can serve.
 
         Args:
             block_hashes: a request's.
-            max_cache_hit_length: tokens that it must not exceed.
+            max_cache_hit_length: tokens that the hit must not exceed.
 
         Returns:
-            The table of the hit in each group, and its length: a multiple of `scheduler_block_size`.
+            The block table of the hit in each group, and its length: a multiple of `scheduler_block_size`.
         """
         length = self._longest(block_hashes, max_cache_hit_length)
         tables = (manager.get_hit_blocks(block_hashes, length) for manager in self.single_type_managers)
         return tuple(tables), length
 
     def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
-        raise NotImplementedError(f"{type(self).__name__} must say how it looks for hits")
+        raise NotImplementedError(f"{type(self).__name__} has no look-up: override _longest")
 
 
 class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
-    """Without prefix caching nothing is ever found."""
+    """Without prefix caching there are no hits."""
 
     def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
         return 0
 
 
 class UnitaryKVCacheCoordinator(KVCacheCoordinator):
-    """One group decides alone."""
+    """One group, whose hits are those of its manager."""
 
     def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
         return self.single_type_managers[0].find_longest_cache_hit(block_hashes, max_length)
 
 
 class HybridKVCacheCoordinator(KVCacheCoordinator):
-    """Several groups, of any kinds and block sizes, must agree."""
+    """Several groups, of any kinds and block sizes."""
 
     def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
-        """Lower the length to what each group can serve, in turns, until all of them can serve the same.
+        """Lower the length to the longest hit of each group in turn, until all of them can serve it.
 
-        No group ever passes over a length that all can serve, so that the longest of these is found. Groups
-        that can serve every shorter length, too, are asked once, and first, as that is quick.
+        No group skips a length that all can serve, so the result is the longest. Groups that can serve every
+        shorter length come first, and need only one turn.
         """
         length, others = max_length, []
         for manager in self.single_type_managers:
@@ -240,8 +230,9 @@ def get_kv_cache_coordinator(
     enable_caching: bool,
     use_eagle: bool,
     enable_kv_cache_events: bool,
+    block_pool_class: type[BlockPool] = BlockPool,
 ) -> KVCacheCoordinator:
-    """The coordinator for a configuration; arguments and refusals are `KVCacheCoordinator`'s."""
+    """The coordinator for a configuration. Arguments and errors are those of `KVCacheCoordinator`."""
     coordinator_class: type[KVCacheCoordinator] = HybridKVCacheCoordinator
     if not enable_caching or not kv_cache_config.kv_cache_groups:
         coordinator_class = KVCacheCoordinatorNoPrefixCache
@@ -255,6 +246,7 @@ def get_kv_cache_coordinator(
         enable_caching=enable_caching,
         use_eagle=use_eagle,
         enable_kv_cache_events=enable_kv_cache_events,
+        block_pool_class=block_pool_class,
     )
 
 

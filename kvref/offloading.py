@@ -1,8 +1,8 @@
-"""Blocks kept on the host as well: the smallest connector there can be, and what it owes the pool.
+"""A minimal connector: it copies blocks to the host and back, and pins them in the pool meanwhile.
 
-A store reads blocks while the engine goes on. The request that they belong to may end meanwhile, and its
-blocks be given back; so whoever still reads them holds them too, until it is done (vLLM defers what would
-reuse them).
+A store reads blocks while the engine goes on. The request that they belong to may end and free them in that
+time. So the connector pins a block until its transfer is done. (vLLM delays the step that would reuse it
+instead.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Job:
     is_store: bool
     group: int
     block_pairs: list[tuple[int, int]]
-    """Blocks of the device and of the host."""
+    """A block of the device and a block of the host each."""
     done: torch.Event | None = None
 
 
@@ -34,9 +34,9 @@ class OffloadingConnector:
     """Copies blocks of a pool to host memory and back.
 
     Args:
-        block_pool: of the engine; blocks under way are held in it.
-        device: the caches whose blocks they are.
-        host: memory of the same form; see `kvref.canonical.like_on_host`.
+        block_pool: the engine's pool, in which blocks are pinned during their transfer.
+        device: the engine's caches.
+        host: host memory of the same form; see `kvref.canonical.like_on_host`.
 
     Raises:
         InvalidConfigError: at construction, for memory of another form.
@@ -50,7 +50,7 @@ class OffloadingConnector:
         if forms[0] != forms[1]:
             raise InvalidConfigError(
                 f"memory on the host has rows of {forms[1][0]} bytes, that on the device of {forms[0][0]}, "
-                "or groups refer to others: make it with like_on_host"
+                "or their groups have other references: make it with like_on_host"
             )
         self._block_pool, self._device, self._host = block_pool, device, host
         self._queued: dict[str, _Job] = {}
@@ -59,10 +59,10 @@ class OffloadingConnector:
         self._stream = torch.cuda.Stream(on_cuda[0]) if on_cuda else None  # type: ignore[no-untyped-call]
 
     def submit_store(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
-        """Have blocks copied to the host, given as pairs (block, block on the host).
+        """Submit a copy of blocks to the host, given as pairs (block, block on the host).
 
-        Somebody holds the blocks, or they are free and have keys: these are the pool's promise of their
-        content, and from now on the job holds them. A block may be stored twice, not into the same place.
+        The blocks are referenced, or they are free and have keys, so that their content is known. From now on
+        the job pins them. One block may be stored to several on the host.
 
         Raises:
             InvalidRequestError: there is such a job, a block on the host is given twice, or a block is null,
@@ -72,21 +72,21 @@ class OffloadingConnector:
         self._submit(job, _Job(True, group, list(block_pairs)))
 
     def submit_load(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
-        """Have blocks copied back from the host, given as `submit_store` takes them.
+        """Submit a copy of blocks from the host, given as for `submit_store`.
 
-        Somebody holds the blocks: what is loaded into free ones is lost, or replaces what their keys promise.
-        One on the host may be loaded into several.
+        The blocks are referenced: a free block could be allocated meanwhile, or has keys that tell of other
+        content. One block on the host may be loaded into several.
 
         Raises:
-            InvalidRequestError: there is such a job, or a block is given twice, or null, or free. Nothing has
-                changed.
-            InvalidConfigError: as `submit_store`.
+            InvalidRequestError: there is such a job, a block is given twice, or a block is null or free.
+                Nothing has changed.
+            InvalidConfigError: as for `submit_store`.
         """
         self._submit(job, _Job(False, group, list(block_pairs)))
 
     def _submit(self, name: str, job: _Job) -> None:
         if name in {**self._queued, **self._running}:
-            raise InvalidRequestError(f"there is a job {name!r} already, which is not done")
+            raise InvalidRequestError(f"job {name!r} is not done yet: give this one another name")
         blocks, places = [block for block, _ in job.block_pairs], [place for _, place in job.block_pairs]
         check_blocks(self._device, job.group, blocks)
         check_blocks(self._host, job.group, places)
@@ -100,15 +100,15 @@ class OffloadingConnector:
             raise InvalidRequestError(f"job {name!r} has the null block, which has no content: leave it out")
         free = [block for block in blocks if not pool.get_ref_cnt(block)]
         if wrong := [block for block in free if not (job.is_store and pool.get_keys(block))]:
-            raise InvalidRequestError(f"job {name!r} has blocks {wrong}, which are free: take them before")
+            raise InvalidRequestError(f"job {name!r} has blocks {wrong}, which are free: allocate them first")
         pool.pin(blocks)
         self._queued[name] = job
 
     def start_transfers(self) -> None:
-        """Start what was submitted. Called once a step, when what the step before has written is there."""
+        """Start the submitted jobs. Call it once a step, when all that earlier steps write is queued."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        # Not `stream(None)`: it starts CUDA where there is one, whatever the caches are on.
+        # Not `stream(None)`: it initialises CUDA even if the caches are on the CPU.
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             for name, job in self._queued.items():
                 if job.is_store:
@@ -122,7 +122,7 @@ class OffloadingConnector:
         self._queued.clear()
 
     def get_finished(self) -> list[str]:
-        """The jobs that are done since the last call; their blocks are held no longer."""
+        """The jobs that got done since the last call. Their blocks are not pinned any more."""
         finished = [name for name, job in self._running.items() if _is_done(job)]
         for name in finished:
             job = self._running.pop(name)

@@ -17,7 +17,7 @@ from kvref.managers import (
     SinkFullAttentionManager,
     SlidingWindowManager,
 )
-from kvref.managers.base import Slots
+from kvref.managers.base import TokenCounts
 from kvref.pool import BlockPool
 from kvref.specs import (
     ChunkedLocalAttentionSpec,
@@ -153,12 +153,14 @@ def allocate(
     manager: SingleTypeKVCacheManager, tokens: int, lookahead: int = 0, encoder: int = 0
 ) -> list[int]:
     """Allocate for request "r", and check what was foretold; returns the table."""
-    slots = Slots(tokens + lookahead, tokens, encoder)
+    counts = TokenCounts(
+        num_tokens=tokens + lookahead, num_tokens_main_model=tokens, num_encoder_tokens=encoder
+    )
     if "r" not in manager.req_to_blocks:
         manager.add_local_computed_blocks("r", (), 0)
-    need = manager.get_num_blocks_to_allocate("r", slots)
+    need = manager.get_num_blocks_to_allocate("r", counts)
     free = manager.block_pool.get_num_free_blocks()
-    manager.allocate_new_blocks("r", slots)
+    manager.allocate_new_blocks("r", counts)
     assert free - manager.block_pool.get_num_free_blocks() == need
     return manager.req_to_blocks["r"]
 
@@ -229,10 +231,10 @@ def test_what_is_needed_to_be_admitted_is_bounded(
 ) -> None:
     manager = made(manager_class, KINDS[manager_class], limits=MemoryLimits(1000, 20))
     assert manager.max_admission_blocks_per_request == cap
-    long = Slots(1000, 1000)
+    long, short = (TokenCounts(num_tokens=each, num_tokens_main_model=each) for each in (1000, 20))
     assert manager.get_num_blocks_to_allocate("r", long) == 63
     assert manager.get_num_blocks_to_allocate("r", long, apply_admission_cap=True) == cap
-    assert manager.get_num_blocks_to_allocate("r", Slots(20, 20), apply_admission_cap=True) == 2
+    assert manager.get_num_blocks_to_allocate("r", short, apply_admission_cap=True) == 2
     table = allocate(manager, 20)
     assert manager.get_num_blocks_to_allocate("r", long, apply_admission_cap=True) == cap - 2
     manager.block_pool.touch(table[:1])

@@ -17,6 +17,7 @@ from kvref.canonical import (
     register_kv_caches,
 )
 from kvref.errors import BlockError, InvalidConfigError, InvalidRequestError, OutOfCacheMemoryError
+from kvref.fast import canonical as fast
 from kvref.layout import KVCacheLayout
 from kvref.offloading import OffloadingConnector
 from kvref.planning import get_kv_cache_config_from_groups
@@ -244,7 +245,8 @@ def test_only_the_content_of_the_group_is_copied() -> None:
 
 
 def test_the_table_of_rows_tells_where_they_are() -> None:
-    caches = caches_of(full(), states(), layout="LKBNHC")
+    plan, layout = config_of(full(), states()), KVCacheLayout("LKBNHC")
+    caches = fast.register_kv_caches(allocate_kv_cache(plan, "cpu", layout))
     fill(caches, 1)
     for refs, table in zip(caches.group_data_refs, caches.row_tables, strict=True):
         told = table.addresses.tolist()

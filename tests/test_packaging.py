@@ -24,6 +24,7 @@ SOURCES = {
     "kvref_strategies": ROOT / "strategies/kvref_strategies",
     "kvref_conformance": ROOT / "conformance/kvref_conformance",
 }
+PLAIN = [each for each in SOURCES["kvref"].rglob("*.py") if each.parent.name != "fast"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -95,7 +96,7 @@ def test_arrows_between_packages_point_one_way(package: str, allowed: set[str]) 
         if (names := imported(source) - allowed - sys.stdlib_module_names)
     }
     # Triton comes with torch for CUDA devices, and what runs there is asked for by nothing else.
-    kernel = {"kvref/device_kernel.py": {"triton"}} if package == "kvref" else {}
+    kernel = {"kvref/fast/device_kernel.py": {"triton"}} if package == "kvref" else {}
     assert strangers == kernel
 
 
@@ -152,11 +153,18 @@ def test_the_readme_has_one_test_command_for_ci() -> None:
     assert len(re.findall(r"^python3\.11 -m venv .* && [^ ]*/pytest$", readme, re.MULTILINE)) == 1
 
 
-def test_the_reference_stays_compact() -> None:
-    """Logical lines, counted as Python's `ast` does: statements, without docstrings."""
+def test_the_plain_half_stays_compact() -> None:
+    """Logical lines without `kvref.fast`, counted as Python's `ast` does: statements, without docstrings."""
     statements = 0
-    for source in SOURCES["kvref"].rglob("*.py"):
+    for source in PLAIN:
         for node in ast.walk(ast.parse(source.read_text())):
             docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             statements += isinstance(node, ast.stmt) and not docstring
     assert 1_000 < statements < 3_000
+    assert len((SOURCES["kvref"] / "pool.py").read_text().splitlines()) < 220
+
+
+def test_the_plain_half_does_not_know_the_fast_one() -> None:
+    assert [
+        source.name for source in PLAIN if re.search(r"import.*\bfast\b|from kvref\.fast", source.read_text())
+    ] == []

@@ -7,11 +7,31 @@ from typing import Any
 
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from kvref.errors import BlockError, PoolExhaustedError
 from kvref.events import AllBlocksCleared, BlockRemoved, BlockStored
+from kvref.fast.pool import BlockPool as FastBlockPool
 from kvref.pool import NULL_BLOCK, BlockPool
+
+POOLS = {"plain": BlockPool, "fast": FastBlockPool}
+
+
+class Half:
+    """The half of the reference whose pool is tested."""
+
+    pool_class = BlockPool
+
+
+@pytest.fixture(autouse=True, params=POOLS)
+def half(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Half, "pool_class", POOLS[request.param])
 
 
 @dataclass
@@ -27,7 +47,7 @@ class Tokens:
 
 
 def make(num_blocks: int = 6, events: bool = False) -> BlockPool:
-    return BlockPool(num_blocks, True, 2, events)
+    return Half.pool_class(num_blocks, True, 2, events)
 
 
 def cache(pool: BlockPool, table: list[int], letter: str = "a", start: int = 0, group: int = 0) -> None:
@@ -61,7 +81,7 @@ def test_counts() -> None:
     assert (pool.get_num_free_blocks(), pool.get_usage()) == (1, 0.8)
     pool.free_blocks(taken)
     assert pool.get_num_free_blocks() == 5
-    assert BlockPool(1, True, 2).get_usage() == 0.0
+    assert make(1).get_usage() == 0.0
 
 
 def test_blocks_have_their_keys_whoever_is_served() -> None:
@@ -83,7 +103,7 @@ def test_blocks_have_their_keys_whoever_is_served() -> None:
 
 @pytest.mark.parametrize("wrong", [0.5, None, "1", -1, 99, 1])
 def test_nothing_is_freed_with_what_is_no_block(wrong: Any) -> None:
-    pool = BlockPool(8, True, 4)
+    pool = Half.pool_class(8, True, 4)
     taken = pool.get_new_blocks(3)
     for blocks in ([taken[1], wrong], [taken[1], 0, wrong], [wrong, taken[1]]):
         with pytest.raises((BlockError, TypeError)):
@@ -113,7 +133,7 @@ def pool_order(order: list[int], without: int) -> list[int]:
     return [block for block in order if block != without]
 
 
-def lined_up(num_blocks: int) -> tuple[BlockPool, list[int]]:
+def all_cached(num_blocks: int) -> tuple[BlockPool, list[int]]:
     """A pool all of whose blocks are free and have keys, and these blocks in the order of their reuse."""
     pool = make(1 + num_blocks)
     table = pool.get_new_blocks(num_blocks)
@@ -123,7 +143,7 @@ def lined_up(num_blocks: int) -> tuple[BlockPool, list[int]]:
 
 
 def test_who_was_found_again_is_reused_last_however_often() -> None:
-    pool, table = lined_up(5)
+    pool, table = all_cached(5)
     for _ in range(2):
         pool.touch(table[1:3])
         pool.free_blocks(table[1:3])
@@ -136,7 +156,7 @@ def test_who_was_found_again_is_reused_last_however_often() -> None:
 
 
 def test_evicted_and_free_is_reused_before_those_with_keys() -> None:
-    pool, table = lined_up(3)
+    pool, table = all_cached(3)
     pool.evict_blocks(table[1:2])
     assert pool.get_all_free_blocks() == [table[1], table[0], table[2]]
     assert pool.get_new_blocks(3) == [table[1], table[0], table[2]]
@@ -144,7 +164,7 @@ def test_evicted_and_free_is_reused_before_those_with_keys() -> None:
 
 @pytest.mark.parametrize("wrong", [0.5, None, "1", -1, -8, 99, 1])
 def test_what_is_no_block_is_not_freed_alone(wrong: Any) -> None:
-    pool = BlockPool(8, True, 4)
+    pool = Half.pool_class(8, True, 4)
     pool.get_new_blocks(7)
     pool.free_blocks([1])
     with pytest.raises((BlockError, TypeError)):
@@ -152,23 +172,25 @@ def test_what_is_no_block_is_not_freed_alone(wrong: Any) -> None:
     assert [pool.get_ref_cnt(block) for block in range(1, 8)] == [0, 1, 1, 1, 1, 1, 1]
 
 
-def test_the_line_gets_no_longer_by_reuse_alone() -> None:
-    pool = BlockPool(6, True, 2)
+def test_the_queue_gets_no_longer_by_reuse_alone() -> None:
+    pool = FastBlockPool(6, True, 2)
     for number in range(1000):
         table = pool.get_new_blocks(1)
         cache(pool, table, f"{number} ")
         pool.free_blocks(table)
-    assert len(pool._line) < 100
+    assert len(pool._queue) < 100
     assert len(pool.get_index(0)) == 5
 
 
-def test_the_line_gets_no_longer_by_hits_alone() -> None:
-    """Where nothing is evicted, no turn ever comes: places that were left pile up, but not forever."""
-    pool, table = lined_up(5)
+def test_the_queue_gets_no_longer_by_hits_alone() -> None:
+    """Where nothing is evicted, stale entries are never skipped. They pile up, but not forever."""
+    Half.pool_class = FastBlockPool
+    pool, table = all_cached(5)
+    assert isinstance(pool, FastBlockPool)
     for number in range(1000):
         pool.touch([table[number % 5]])
         pool.free_blocks([table[number % 5]])
-    assert len(pool._line) < 100
+    assert len(pool._queue) < 100
     assert pool.get_all_free_blocks() == table
     assert pool.get_new_blocks(5) == table
 
@@ -331,11 +353,11 @@ def test_the_same_done_right_is_accepted() -> None:
 @pytest.mark.parametrize("arguments", [(0, True, 2), (-1, True, 2), (2, True, 0)])
 def test_impossible_pools_are_refused(arguments: tuple[int, bool, int]) -> None:
     with pytest.raises(BlockError):
-        BlockPool(*arguments)
+        Half.pool_class(*arguments)
 
 
 def test_no_keys_without_caching() -> None:
-    pool = BlockPool(3, False, 2)
+    pool = Half.pool_class(3, False, 2)
     with pytest.raises(BlockError, match="caching is off"):
         cache(pool, pool.get_new_blocks(1))
 
@@ -470,8 +492,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.served == {key for keys in self.keys.values() for key in keys}
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestPool = PoolMachine.TestCase
+def test_any_history() -> None:
+    few = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    run_state_machine_as_test(PoolMachine, settings=few)  # type: ignore[no-untyped-call]
 
 
 def test_a_million_blocks() -> None:

@@ -438,7 +438,7 @@ def test_the_probe_tells_what_is_free_twice() -> None:
     perform(target, "pool.create", made)
     told = perform(target, "pool.state", {})["value"]
     assert disorder_in(create(), told) == ""
-    CURRENT.pool._unkeyed.append(1)
+    CURRENT.pool._free = [*CURRENT.pool._free, 1]
     assert disorder_in(create(), perform(target, "pool.state", {})["value"]) == "twice"
 
 

@@ -1,4 +1,4 @@
-"""Managers: one module per attention kind, each with the rules of that kind."""
+"""Managers: a module for each attention kind, with the rules of that kind."""
 
 from kvref.managers.base import SingleTypeKVCacheManager
 from kvref.managers.chunked_local import ChunkedLocalAttentionManager

@@ -12,36 +12,36 @@ from kvref.pool import NULL_BLOCK, BlockPool
 from kvref.request import Request
 from kvref.specs import KVCacheSpec, MemoryLimits
 
-__all__ = ["SingleTypeKVCacheManager", "Slots"]
+__all__ = ["SingleTypeKVCacheManager", "TokenCounts"]
 
 
-class Slots(NamedTuple):
-    """The tokens that a request needs places for, those counted that have one."""
+class TokenCounts(NamedTuple):
+    """How many tokens a request needs slots for, those included that have one already."""
 
     num_tokens: int
-    """All of them, lookahead included."""
+    """Prompt, output, drafts and lookahead."""
     num_tokens_main_model: int
-    """Without the lookahead, which only a draft model computes."""
+    """The same without the lookahead, which only a draft model computes."""
     num_encoder_tokens: int = 0
-    """Tokens of its encoder, not among the others."""
+    """Tokens of its encoder, which the other counts leave out."""
 
 
 class SingleTypeKVCacheManager:
-    """Manages the blocks of one group of layers; a subclass knows the rules of one attention kind.
+    """Manages the block tables of one group of layers. A subclass has the rules of one attention kind.
 
-    A request's *table* has a block for each `block_size` tokens, in the order of the tokens, with null blocks
-    where no token will need the content again. The base class is right for every kind that is described by
-    `get_num_skipped_tokens` and `table_length` alone.
+    A request's *block table* has a block for each `block_size` tokens, in the order of the tokens. Where no
+    token needs the content again, it has a null block. The base class is enough for a kind that only differs
+    in `get_num_skipped_tokens` and `table_length`.
 
     Args:
-        kv_cache_spec: of the group's layers.
-        block_pool: where blocks come from; without one the manager knows its rules, but has no blocks.
+        kv_cache_spec: the spec of the group's layers.
+        block_pool: where blocks come from.
         enable_caching: whether blocks get keys.
         kv_cache_group_id: number of the group.
-        scheduler_block_size: cache hits are multiples of this many tokens.
+        scheduler_block_size: prefix hits are multiples of this many tokens.
         limits: what bounds a request, for `max_admission_blocks_per_request`.
-        use_eagle: whether draft layers of the group read one token ahead, so that a hit must be followed by a
-            block that is cached, too.
+        use_eagle: whether draft layers of the group read one token ahead. A hit then needs one more cached
+            block after it.
 
     Raises:
         SpecKindError: at construction, for a spec of another kind.
@@ -50,9 +50,9 @@ class SingleTypeKVCacheManager:
     spec_class: ClassVar[type[KVCacheSpec]] = KVCacheSpec
     """The kind of spec it manages, subclasses included."""
     prefix_cacheable: ClassVar[bool] = True
-    """Whether another request's blocks can ever be used again."""
+    """Whether one request can use the blocks of another."""
     prefix_closed: ClassVar[bool] = False
-    """Whether with a hit of some length each shorter one is a hit, too."""
+    """Whether every shorter length is a hit if some length is."""
 
     def __init__(
         self,
@@ -79,78 +79,82 @@ class SingleTypeKVCacheManager:
         self.use_eagle = use_eagle
         self.max_admission_blocks_per_request = self.max_blocks(limits)
         self.req_to_blocks: dict[str, list[int]] = {}
+        """The block table of each request."""
         self.num_cached_block: dict[str, int] = {}
-        """How many blocks of a request's table have been considered for keys."""
+        """How many blocks of each table `cache_blocks` is done with, whether they got a key or not."""
         self._num_adopted: dict[str, int] = {}
-        """How many blocks of a request's table have been found for it."""
+        """How many blocks of each table are its prefix hit."""
         self._num_nulled: dict[str, int] = {}
-        """How many blocks at the beginning of a request's table are null."""
+        """How many blocks at the beginning of each table are null."""
         self._new_block_ids: dict[int, None] = {}
-        self._useful: list[bool] = []
-        """What `_is_useful` says of the first places, as far as any table has come."""
 
     # The rules of the kind.
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """How many tokens, counted from the first, no later token will need again.
+        """How many tokens, from the first on, no later token needs again.
 
         Args:
             num_computed_tokens: tokens computed so far, at least 0; the next one has this position.
 
         Returns:
-            A number of tokens, never above `num_computed_tokens`; 0 unless the kind forgets.
+            At most `num_computed_tokens`; 0 unless the kind forgets.
         """
         return 0
 
-    def table_length(self, slots: Slots) -> int:
-        """How many blocks a table has, null ones included, that has places for these tokens."""
-        return -(-slots.num_tokens // self.block_size)
+    def table_length(self, tokens: TokenCounts) -> int:
+        """How many blocks, null ones included, a table with slots for these tokens has."""
+        return -(-tokens.num_tokens // self.block_size)
 
     def max_blocks(self, limits: MemoryLimits) -> int | None:
-        """The most blocks that one request ever holds, null ones not counted; None if all of its tokens."""
+        """The most blocks, null ones aside, that a request ever holds; None for those of all its tokens."""
         return self.kv_cache_spec.max_admission_blocks_per_request(
             limits.max_in_flight_tokens, limits.max_model_len
         )
+
+    def must_wait(self, new_computed_blocks: Sequence[int]) -> bool:
+        """Whether a request with this prefix hit has to wait for the next step."""
+        return False
 
     # Allocation.
 
     def get_num_blocks_to_allocate(
         self,
         request_id: str,
-        slots: Slots,
+        tokens: TokenCounts,
         new_computed_blocks: Sequence[int] = (),
         total_computed_tokens: int = 0,
         apply_admission_cap: bool = False,
     ) -> int:
-        """How many blocks the pool will have fewer after this allocation.
+        """How many free blocks of the pool this allocation uses.
 
         Args:
-            slots: what the request needs, at least `total_computed_tokens`.
-            new_computed_blocks: blocks found in the cache for a request without a table.
-            total_computed_tokens: tokens found, here or elsewhere, for a request without a table.
-            apply_admission_cap: count the most that is held at any time on the way to there, instead of
-                taking it that all is allocated at once.
+            tokens: what the request needs slots for, at least `total_computed_tokens`.
+            new_computed_blocks: the prefix hit of a request without a table.
+            total_computed_tokens: tokens that a request without a table need not compute: its hit, and what
+                is loaded.
+            apply_admission_cap: count the most blocks that are held at a time on the way there, not those of
+                an allocation all at once.
         """
         table = self.req_to_blocks.get(request_id)
         if table is not None:
-            taken, start = 0, len(table)
+            touched, length = 0, len(table)
         else:
             skipped = self._num_skipped_blocks(total_computed_tokens)
-            taken = self.block_pool.count_references(new_computed_blocks[skipped:], 0)
-            start = max(skipped, len(new_computed_blocks))
+            touched = self.block_pool.count_references(new_computed_blocks[skipped:], 0)
+            length = max(skipped, len(new_computed_blocks))
         if not apply_admission_cap:
-            return taken + self._num_new_blocks(request_id, slots, start, total_computed_tokens)
-        needed = taken + max(0, self.table_length(slots) - start)
+            return touched + self._num_new_blocks(request_id, tokens, length, total_computed_tokens)
+        needed = touched + max(0, self.table_length(tokens) - length)
         if self.max_admission_blocks_per_request is None:
             return needed
-        # What it holds alone goes back to the pool when it needs it no more; what it shares does not.
+        # Blocks that only this request holds are free again once it does not need them. Shared ones are not.
         own = self.block_pool.count_references(table or (), 1)
         return min(needed, max(0, self.max_admission_blocks_per_request - own))
 
     def add_local_computed_blocks(
         self, request_id: str, new_computed_blocks: Sequence[int], total_computed_tokens: int
     ) -> None:
-        """Make the table of a new request of the blocks found for it, those not needed left out."""
+        """Make the table of a new request from its hit, with null blocks for those that it does not need."""
         skipped = self._num_skipped_blocks(total_computed_tokens)
         kept = list(new_computed_blocks[skipped:])
         self.block_pool.touch(kept)
@@ -158,63 +162,52 @@ class SingleTypeKVCacheManager:
         self._num_nulled[request_id] = skipped
         self._num_adopted[request_id] = self.num_cached_block[request_id] = len(new_computed_blocks)
 
-    def allocate_new_blocks(self, request_id: str, slots: Slots, total_computed_tokens: int = 0) -> list[int]:
-        """Make a request's table long enough, those of its computed tokens included that have no block yet.
+    def allocate_new_blocks(
+        self, request_id: str, tokens: TokenCounts, total_computed_tokens: int = 0
+    ) -> list[int]:
+        """Make a request's table long enough for these tokens.
 
         Args:
-            slots: what the request needs.
-            total_computed_tokens: tokens found, here or elsewhere, for a request that is new.
+            tokens: what the request needs slots for.
+            total_computed_tokens: as in `get_num_blocks_to_allocate`.
 
         Returns:
-            What has been added to the table, null blocks included.
+            The blocks that are new at the end of the table, null ones included.
         """
         table = self.req_to_blocks[request_id]
         old_length = len(table)
-        self._append_new(table, self.table_length(slots) - old_length)
+        self._append_new(table, self.table_length(tokens) - old_length)
         return table[old_length:]
 
-    def is_settled(self, request_id: str, slots: Slots) -> bool:
-        """Whether a request can go on up to so many tokens without any change to its table or keys.
-
-        No is always right: whoever overrides what happens to a table answers so, unless it is sure.
-        """
-        num_tokens = slots.num_tokens
-        num_cached = self.num_cached_block[request_id]
-        return (
-            self.table_length(slots) <= len(self.req_to_blocks[request_id])
-            and (num_tokens // self.block_size <= num_cached or self._num_to_cache(num_tokens) <= num_cached)
-            # One of them at least is yet to be computed.
-            and self._num_skipped_blocks(num_tokens - 1) <= self._num_nulled[request_id]
-        )
-
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        """Free the blocks that no token will need again, the last first; the table has null blocks instead.
+        """Free the blocks that no token needs again, the last first, and put null blocks in their place.
 
         Args:
-            num_computed_tokens: tokens computed for certain, those in flight not counted.
+            num_computed_tokens: tokens computed for certain: those in flight do not count.
         """
         table = self.req_to_blocks.get(request_id)
         if table is None:
             return
-        start, stop = self._num_nulled[request_id], self._num_skipped_blocks(num_computed_tokens)
-        stop = min(stop, len(table))
+        start = self._num_nulled[request_id]
+        stop = min(self._num_skipped_blocks(num_computed_tokens), len(table))
         if start < stop:
             self.block_pool.free_blocks(table[start:stop][::-1])
             table[start:stop] = [NULL_BLOCK] * (stop - start)
             self._num_nulled[request_id] = stop
 
     def pop_blocks_for_free(self, request_id: str) -> list[int]:
-        """Forget a request. Returns its table, of which the caller frees the blocks, the last first."""
+        """Forget a request. Returns its table; the caller frees the blocks, the last first."""
         self.num_cached_block.pop(request_id, None)
         self._num_adopted.pop(request_id, None)
         self._num_nulled.pop(request_id, None)
         return self.req_to_blocks.pop(request_id, [])
 
     def take_back_keys(self, request_id: str, num_computed_tokens: int) -> None:
-        """Take the keys that a request's blocks got in this step, for tokens that it is not to compute now.
+        """Take the keys that a request's blocks got in this step for tokens it will not compute now.
 
-        To be called before `free`: whoever makes room may have places in the step already, and is taken out
-        of it again. Nothing is ever written to these blocks (vLLM issue 57580; vLLM lets others find them).
+        Call it before `free`: a request that is preempted may be scheduled in this very step already, and
+        then leaves it. What its blocks were to hold is never written (vLLM issue 57580; in vLLM they stay
+        prefix hits).
 
         Args:
             num_computed_tokens: tokens computed, or handed over to be computed.
@@ -227,16 +220,16 @@ class SingleTypeKVCacheManager:
             self.block_pool.evict_blocks([block for block in own if block in keyed])
 
     def free(self, request_id: str) -> None:
-        """Forget a request and free its blocks. Does nothing for one that has none."""
+        """Forget a request and free its blocks. Does nothing for a request without a table."""
         self.block_pool.free_blocks(reversed(self.pop_blocks_for_free(request_id)))
 
     def take_new_block_ids(self) -> list[int]:
-        """The blocks taken from the pool since the last call, each once."""
+        """The blocks allocated since the last call, each once."""
         ids, self._new_block_ids = self._new_block_ids, {}
         return list(ids)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
-        """How many blocks at the beginning of a request's table begin all other tables, too."""
+        """How many blocks at the beginning of a request's table begin all other tables as well."""
         tables = self.req_to_blocks
         columns = zip(tables.get(running_request_id, ()), *tables.values(), strict=False)
         return sum(1 for _ in takewhile(lambda column: column[0] and len({*column}) == 1, columns))
@@ -246,64 +239,62 @@ class SingleTypeKVCacheManager:
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Give keys to the full blocks of a request's first `num_tokens` tokens, which are certain.
 
-        Only to those that some hit needs, which is a matter of `scheduler_block_size`: others would take the
-        place of useful ones.
+        Blocks that no hit can need get none (see `_is_useful`): they would only take room from those that
+        can.
         """
         start = self.num_cached_block[request.request_id]
         if start >= num_tokens // self.block_size:
             return
-        full = self._num_to_cache(num_tokens)
-        if start >= full:
+        stop = self._num_to_cache(num_tokens)
+        if start >= stop:
             return
-        useful = self._useful
-        if len(useful) < full:
-            useful += map(self._is_useful, range(len(useful), full))
         self.block_pool.cache_full_blocks(
             request,
             self.req_to_blocks[request.request_id],
             start,
-            full,
+            stop,
             self.block_size,
             self.kv_cache_group_id,
-            useful[start:full],
+            [self._is_useful(place) for place in range(start, stop)],
             kind=type(self.kv_cache_spec).__name__,
         )
-        self.num_cached_block[request.request_id] = full
+        self.num_cached_block[request.request_id] = stop
 
     def find_longest_cache_hit(self, block_hashes: Sequence[bytes], max_length: int) -> int:
-        """The longest hit of this group.
+        """The length of this group's longest prefix hit.
 
         Args:
             block_hashes: a request's.
             max_length: tokens that the hit must not exceed.
 
         Returns:
-            The largest multiple of `scheduler_block_size`, at most `max_length`, for which all blocks that a
-            next token needs are cached, and with `use_eagle` the block after it, too.
+            The largest multiple of `scheduler_block_size`, up to `max_length`, for which all blocks that the
+            next token needs are cached, and with `use_eagle` the block after it as well.
         """
         hashes = self._hashes(block_hashes)
         index = self.block_pool.get_index(self.kv_cache_group_id)
         ahead = self._num_blocks_ahead
-        end = self._aligned(min(max_length, (len(hashes) - ahead) * self.block_size))
-        while end:
-            block = end // self.block_size + ahead - 1
-            first = self._num_skipped_blocks(end)
+        length = self._aligned(min(max_length, (len(hashes) - ahead) * self.block_size))
+        while length:
+            block = length // self.block_size + ahead - 1
+            first = self._num_skipped_blocks(length)
             while block >= first and hashes[block] in index:
                 block -= 1
             if block < first:
-                return end
-            end = self._aligned((block - ahead) * self.block_size)
+                return length
+            # This block is not cached, so a hit has to end before it.
+            length = self._aligned((block - ahead) * self.block_size)
         return 0
 
     def get_hit_blocks(self, block_hashes: Sequence[bytes], length: int) -> list[int]:
-        """The table of a hit of that length: blocks that a next token needs, and null ones before them."""
+        """The table of a hit of that length, with null blocks where the next token needs none."""
         hashes = self._hashes(block_hashes)
         index = self.block_pool.get_index(self.kv_cache_group_id)
         skipped, stop = self._num_skipped_blocks(length), length // self.block_size
         return [NULL_BLOCK] * skipped + [index[block_hash] for block_hash in hashes[skipped:stop]]
 
     def is_hit(self, block_hashes: Sequence[bytes], table: Sequence[int], num_computed_tokens: int) -> bool:
-        """Whether what a next token needs of a table is cached in these very blocks."""
+        """Whether the blocks of a table that the next token needs have the keys of these hashes."""
         skipped = self._num_skipped_blocks(num_computed_tokens)
         hashes = self._hashes(block_hashes)[skipped : len(table)]
         return self.block_pool.have_keys(table[skipped:], hashes, self.kv_cache_group_id)
@@ -316,6 +307,7 @@ class SingleTypeKVCacheManager:
         return int(self.use_eagle)
 
     def _aligned(self, num_tokens: int) -> int:
+        """Rounded down to a length that a hit can have."""
         return max(0, num_tokens // self.scheduler_block_size * self.scheduler_block_size)
 
     def _hashes(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
@@ -324,28 +316,32 @@ class SingleTypeKVCacheManager:
     def _num_skipped_blocks(self, num_computed_tokens: int) -> int:
         return self.get_num_skipped_tokens(num_computed_tokens) // self.block_size
 
-    def _num_new_blocks(self, request_id: str, slots: Slots, start: int, total_computed_tokens: int) -> int:
-        """How many blocks `allocate_new_blocks` takes for a table of length `start`."""
-        return max(0, self.table_length(slots) - start)
+    def _num_new_blocks(
+        self, request_id: str, tokens: TokenCounts, length: int, total_computed_tokens: int
+    ) -> int:
+        """How many blocks `allocate_new_blocks` allocates for a table of this length."""
+        return max(0, self.table_length(tokens) - length)
 
     def _num_to_cache(self, num_tokens: int) -> int:
-        """How many blocks of a table are considered for keys by the time that so many tokens are certain."""
+        """How many blocks of a table `cache_blocks` is done with once so many tokens are certain."""
         aligned = num_tokens - num_tokens % self.scheduler_block_size
-        # Where there is no hit yet, there is none to look ahead from.
+        # As long as no hit is possible, no block after a hit is needed either.
         if not self.enable_caching or not aligned:
             return 0
         return min(num_tokens, aligned + self._num_blocks_ahead * self.block_size) // self.block_size
 
     def _is_useful(self, place: int) -> bool:
-        """Whether a hit can need the block there: if any, then the shortest that reaches or looks so far."""
+        """Whether a hit can need the block at this place of a table.
+
+        If any can, then the shortest that reaches it, the blocks after a hit included.
+        """
         if self.prefix_closed:
             return True
-        behind = (place - self._num_blocks_ahead) * self.block_size
-        return place >= self._num_skipped_blocks(self._aligned(behind) + self.scheduler_block_size)
+        before = (place - self._num_blocks_ahead) * self.block_size
+        return place >= self._num_skipped_blocks(self._aligned(before) + self.scheduler_block_size)
 
     def _append_new(self, table: list[int], num_blocks: int) -> None:
         if num_blocks > 0:
-            taken = self.block_pool.get_new_blocks(num_blocks)
-            table += taken
-            for block in taken:
-                self._new_block_ids[block] = None
+            blocks = self.block_pool.get_new_blocks(num_blocks)
+            table += blocks
+            self._new_block_ids.update(dict.fromkeys(blocks))

@@ -13,8 +13,8 @@ __all__ = ["ChunkedLocalAttentionManager"]
 class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     """A token attends to the earlier tokens of its own chunk.
 
-    So all chunks before the next token's are skipped, and a chunk that has just been completed with them. A
-    hit needs the blocks of the chunk that it ends in, and none if it ends with a chunk.
+    So all chunks before that of the next token are skipped, and a chunk is as soon as it is complete. A hit
+    needs the blocks of the chunk that it ends in, and none if it ends where a chunk ends.
     """
 
     spec_class = ChunkedLocalAttentionSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvref.managers.base import SingleTypeKVCacheManager, Slots
+from kvref.managers.base import SingleTypeKVCacheManager, TokenCounts
 from kvref.specs import CrossAttentionSpec
 
 __all__ = ["CrossAttentionManager"]
@@ -11,12 +11,12 @@ __all__ = ["CrossAttentionManager"]
 class CrossAttentionManager(SingleTypeKVCacheManager):
     """Every decoder token attends to all encoder tokens, so nothing is skipped before the request ends.
 
-    A request gets the blocks of its encoder tokens when it is first allocated, and no more. Their content
-    depends on what the encoder was given, which the hashes of decoder tokens do not tell: it is never shared.
+    A request gets the blocks of its encoder tokens with its first allocation, and no more later. What is in
+    them depends on the encoder's input, which the hashes of decoder tokens leave out: they are never shared.
     """
 
     spec_class = CrossAttentionSpec
     prefix_cacheable = False
 
-    def table_length(self, slots: Slots) -> int:
-        return -(-slots.num_encoder_tokens // self.block_size)
+    def table_length(self, tokens: TokenCounts) -> int:
+        return -(-tokens.num_encoder_tokens // self.block_size)

@@ -14,10 +14,9 @@ __all__ = ["FullAttentionManager"]
 class FullAttentionManager(SingleTypeKVCacheManager):
     """Every token attends to all earlier ones, so nothing is skipped before the request ends.
 
-    A hit needs every block from the first on: it is looked for from there, up to the first that is missing.
+    A hit needs every block from the first on, so a look-up stops at the first block that is not cached.
 
-    All that holds, too, for latent vectors (MLA), and for a full spec that records a window or a chunk: its
-    cache is managed as full attention.
+    The same goes for latent vectors (MLA), and for a full-attention spec that records a window or a chunk.
     """
 
     spec_class = FullAttentionSpec

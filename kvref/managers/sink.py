@@ -13,14 +13,15 @@ __all__ = ["SinkFullAttentionManager"]
 
 
 class SinkFullAttentionManager(FullAttentionManager):
-    """As full attention, and `num_sink_blocks` blocks are set aside for the sinks that all requests see.
+    """Full attention, with blocks for the sinks that all requests attend to.
 
-    They are reserved in the pool at construction and in no request's table: `sink_blocks` are their numbers.
+    They are reserved in the pool at construction. `sink_blocks` are their numbers; no request's table has
+    them.
 
     Raises:
         InvalidSpecError: at construction, for sinks that do not fill whole blocks: a request's own tokens
-            start at the edge of a block.
-        PoolExhaustedError: at construction, when the pool has not so many blocks.
+            start at the beginning of a block.
+        PoolExhaustedError: at construction, if the pool has fewer blocks.
     """
 
     spec_class = SinkFullAttentionSpec

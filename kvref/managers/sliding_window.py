@@ -13,8 +13,9 @@ __all__ = ["SlidingWindowManager"]
 class SlidingWindowManager(SingleTypeKVCacheManager):
     """A token attends to the last `sliding_window` tokens, itself among them.
 
-    So the next token, at position n, needs n - W + 1 and later; `extra_retained_tokens` more are kept before
-    those. A hit needs the blocks of these positions only. The same for K and V and for latent vectors (MLA).
+    So the next token, at position n, needs positions n - W + 1 and later; `extra_retained_tokens` more before
+    these are kept. A hit needs the blocks of these positions only. K and V and latent vectors (MLA) are
+    alike.
     """
 
     spec_class = SlidingWindowSpec

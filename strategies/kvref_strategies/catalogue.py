@@ -20,6 +20,7 @@ from kvref_strategies import (
     specs,
     substitutes,
     tensors,
+    variants,
     withdrawn,
 )
 from kvref_strategies.workload import Workload
@@ -38,6 +39,7 @@ WORKLOADS: dict[str, Workload] = {
         *substitutes.WORKLOADS,
         *pools.WORKLOADS,
         *caches.WORKLOADS,
+        *variants.WORKLOADS,
         *tensors.WORKLOADS,
         *canonical.WORKLOADS,
         *sharing.WORKLOADS,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvref.canonical import copy_blocks, like_on_host, register_kv_caches
+from kvref.canonical import like_on_host
 from kvref.errors import OutOfCacheMemoryError
+from kvref.fast.canonical import copy_blocks, register_kv_caches
 from kvref.layout import KVCacheLayout
 from kvref.offloading import OffloadingConnector
 from kvref.planning import KVCacheConfig, get_kv_cache_config_from_groups, get_kv_cache_groups
@@ -143,11 +144,12 @@ def test_held_until_the_copy_is_done() -> None:
     assert pool.get_num_free_blocks() == 3
 
 
-def test_the_reference_keeps_the_laws_on_the_device(kvref: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["reference", "reference:fast"])
+def test_the_reference_keeps_the_laws_on_the_device(kvref: Any, tmp_path: Path, target: str) -> None:
     """All laws that use the device; those that do not are the same as elsewhere."""
     areas = ("tensors", "sharing", "canonical", "connector")
     options = [option for area in areas for option in ("--laws", f"{area}.*")]
-    _, report = kvref.report("reference", *options, "--device", "cuda")
+    _, report = kvref.report(target, *options, "--device", "cuda")
     judged = {row["id"] for row in report["laws"] if row["status"] == "holds"}
     assert report["verdict"] == "conformant"
     assert judged == {law.id for law in LAWS.values() if law.area in areas}

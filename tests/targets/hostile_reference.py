@@ -76,6 +76,6 @@ def loses_references_of_many_requests() -> ManyRequests:
 
     def act() -> None:
         pool = CURRENT.manager.block_pool
-        pool.touch([block for block, held in enumerate(pool._holds) if held > 1 and block])
+        pool.touch([block for block in range(pool.num_gpu_blocks) if pool.get_ref_cnt(block)])
 
     return ManyRequests(act)

@@ -178,6 +178,25 @@ CAPABILITIES = {
             ("pool",),
         ),
         Capability(
+            "variants",
+            {
+                "type": "object",
+                "properties": {
+                    part: {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "minItems": 2,
+                        "uniqueItems": True,
+                    }
+                    for part in ("pool", "cache")
+                },
+                "additionalProperties": False,
+            },
+            "by part, the names of variants that are meant to be interchangeable: its `create` takes "
+            "one of them",
+            ("pool", "cache"),
+        ),
+        Capability(
             "zeroed",
             {"type": "boolean"},
             "whether new memory of a cache reads as zero",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from kvref_conformance.laws.cache_steps import WINDOWS, Group, State, Step, steps
 from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
+from kvref_conformance.laws.variants import variants_agree
 
 
 def granted(runs: Runs) -> Iterator[tuple[Step, Group, State]]:
@@ -595,5 +596,18 @@ LAWS = [
         workload="cache.machine",
         check=copies_reported,
         capabilities=("partial_hits",),
+    ),
+    Law(
+        id="manager.variants-agree",
+        level=Level.SAFETY,
+        statement=(
+            "Variants of a cache manager that are meant to be interchangeable answer the same operations "
+            "alike: the same values, events and block tables, and errors of the same type."
+        ),
+        why="An engine that switches to the faster variant writes to other blocks, or misses prefix hits.",
+        sources=("the engine contract",),
+        workload="cache.variants",
+        check=variants_agree,
+        capabilities=("variants",),
     ),
 ]

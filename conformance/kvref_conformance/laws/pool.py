@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
+from kvref_conformance.laws.variants import variants_agree
 
 State = dict[str, Any]
 """The answer of a probe: `free`, `free_count`, `refs`, `keys`, `found`."""
@@ -669,5 +670,18 @@ LAWS = [
         sources=("the engine contract",),
         workload="pool.machine",
         check=reset,
+    ),
+    Law(
+        id="pool.variants-agree",
+        level=Level.SAFETY,
+        statement=(
+            "Variants of a pool that are meant to be interchangeable answer the same operations alike: the "
+            "same values, and errors of the same type."
+        ),
+        why="An engine that switches to the faster variant serves other blocks, or evicts others.",
+        sources=("the engine contract",),
+        workload="pool.variants",
+        check=variants_agree,
+        capabilities=("variants",),
     ),
 ]

@@ -17,7 +17,7 @@ from kvref.managers import (
     SingleTypeKVCacheManager,
     SlidingWindowManager,
 )
-from kvref.managers.base import Slots
+from kvref.managers.base import TokenCounts
 from kvref.specs import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -101,8 +101,8 @@ def blocks(spec: KVCacheSpec, limits: MemoryLimits) -> int:
 def held(kind: type[SingleTypeKVCacheManager], spec: KVCacheSpec, computed: int, in_flight: int) -> int:
     """The blocks from the first that the next token reads to the last of a token in flight."""
     manager = made(kind, spec)
-    slots = Slots(computed + in_flight, computed + in_flight)
-    return manager.table_length(slots) - manager.get_num_skipped_tokens(computed) // manager.block_size
+    tokens = TokenCounts(num_tokens=computed + in_flight, num_tokens_main_model=computed + in_flight)
+    return manager.table_length(tokens) - manager.get_num_skipped_tokens(computed) // manager.block_size
 
 
 def full_attention_keeps_all(block_size: int, length: int) -> bool:
@@ -147,7 +147,8 @@ def cross_attention_keeps_the_encoder(block_size: int, length: int, encoder: int
     """
     spec = attention(CrossAttentionSpec, block_size)
     number = blocks(spec, MemoryLimits(length, 0, encoder))
-    enough = made(CrossAttentionManager, spec).table_length(Slots(length, length, tokens)) <= number
+    counts = TokenCounts(num_tokens=length, num_tokens_main_model=length, num_encoder_tokens=tokens)
+    enough = made(CrossAttentionManager, spec).table_length(counts) <= number
     return enough and (number - 1) * block_size < encoder <= number * block_size
 
 

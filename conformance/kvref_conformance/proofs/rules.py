@@ -13,7 +13,7 @@ from kvref.managers import (
     SingleTypeKVCacheManager,
     SlidingWindowManager,
 )
-from kvref.managers.base import Slots
+from kvref.managers.base import TokenCounts
 from kvref.specs import ChunkedLocalAttentionSpec, MambaSpec, SlidingWindowSpec
 from kvref_conformance.proofs.managers import made
 
@@ -106,13 +106,17 @@ def nothing_is_skipped_before_it_is_computed(kind: int, size: int, computed: int
     return 0 <= skipped <= computed and skipped <= manager.get_num_skipped_tokens(later)
 
 
+def counted(tokens: int, lookahead: int = 0) -> TokenCounts:
+    return TokenCounts(num_tokens=tokens + lookahead, num_tokens_main_model=tokens)
+
+
 def tables_have_a_place_for_each_token(block_size: int, tokens: int) -> bool:
     """A block table has just enough blocks for each token.
 
     pre: block_size >= 1 and tokens >= 0
     post: _
     """
-    length = windowed(block_size, 1).table_length(Slots(tokens, tokens))
+    length = windowed(block_size, 1).table_length(counted(tokens))
     return (length - 1) * block_size < tokens <= length * block_size
 
 
@@ -123,7 +127,7 @@ def tables_of_states_have_room_for_drafts(block_size: int, tokens: int, drafts: 
     post: _
     """
     manager = recurrent(block_size, "align" if align else "all", drafts)
-    length = manager.table_length(Slots(tokens, tokens)) - drafts
+    length = manager.table_length(counted(tokens)) - drafts
     return (length - 1) * block_size < tokens <= length * block_size
 
 
@@ -134,7 +138,7 @@ def states_do_not_look_ahead(block_size: int, tokens: int, ahead: int, align: bo
     post: _
     """
     manager = recurrent(block_size, "align" if align else "all", 0)
-    return manager.table_length(Slots(tokens + ahead, tokens)) == manager.table_length(Slots(tokens, tokens))
+    return manager.table_length(counted(tokens, ahead)) == manager.table_length(counted(tokens))
 
 
 def blocks_that_a_hit_needs_get_keys(

@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from kvref.target import Target
 
 BUILT_IN = ("reference", "vllm")
+HALVES = ("reference:plain", "reference:fast")
+"""The halves of the reference: `reference` alone has the plain one checked, and the fast one timed."""
+FAST_PARTS = ("pool", "cache", "canonical", "connector")
+"""Those that are others in `reference:fast`."""
 DEFAULT_TARGET = "reference"
 """What is checked when neither the caller nor a profile names a target."""
 
 
 class UnknownTarget(ValueError):
-    """The name is none of `reference`, `vllm`, `vllm:PLUGIN`, `module:factory`."""
+    """The name is none of `reference`, `reference:fast`, `vllm`, `vllm:PLUGIN`, `module:factory`."""
 
 
 class TargetRefused(Exception):
@@ -26,13 +30,13 @@ class TargetRefused(Exception):
 def check_name(name: str) -> None:
     """Raises `UnknownTarget` for a name that cannot be a target's."""
     module, colon, factory = name.partition(":")
-    if name in BUILT_IN or plugin_of(name):
+    if name in (*BUILT_IN, *HALVES) or plugin_of(name):
         return
-    if not (colon and module and factory.isidentifier()):
+    if module in BUILT_IN or not (colon and module and factory.isidentifier()):
         raise UnknownTarget(
-            f"unknown target {name!r}: give 'reference', 'vllm', 'vllm==VERSION', 'vllm:PLUGIN', or "
-            "'package.module:factory', where factory() returns an object with the attributes of "
-            "kvref.target.Target"
+            f"unknown target {name!r}: give 'reference', 'reference:fast', 'vllm', 'vllm==VERSION', "
+            "'vllm:PLUGIN', or 'package.module:factory', where factory() returns an object with the "
+            "attributes of kvref.target.Target"
         )
 
 
@@ -51,7 +55,7 @@ def plugin_of(name: str) -> str:
 
 def is_external(name: str) -> bool:
     """Whether the target is made by a factory, not by this package."""
-    return ":" in name and not plugin_of(name)
+    return ":" in name and not plugin_of(name) and name not in HALVES
 
 
 def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
@@ -60,10 +64,10 @@ def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
     `stubs` are packages for hardware that is not there: a plugin finds mocks in their place.
     """
     check_name(name)
-    if name == "reference":
-        from kvref_conformance.targets.reference.target import ReferenceTarget
+    if name == "reference" or name in HALVES:
+        from kvref_conformance.targets.reference.target import FastTarget, PlainTarget, ReferenceTarget
 
-        return ReferenceTarget()
+        return {"reference:fast": FastTarget, "reference:plain": PlainTarget}.get(name, ReferenceTarget)()
     if not is_external(name) and importlib.util.find_spec("vllm") is None:
         raise TargetRefused(
             f"there is no vLLM for {sys.executable}: name an interpreter that has it with --python, or a "
@@ -91,5 +95,9 @@ def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
 
 def operations_module(name: str, part: str) -> str | None:
     """Dotted module whose functions are the operations of a part; None for an external target."""
+    if is_external(name):
+        return None
     family = name.partition(":")[0]
-    return None if is_external(name) else f"kvref_conformance.targets.{family}.{part}"
+    if name == "reference:fast" and part in FAST_PARTS:
+        family = "reference.fast"
+    return f"kvref_conformance.targets.{family}.{part}"

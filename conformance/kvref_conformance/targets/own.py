@@ -46,7 +46,7 @@ def own_of(target: str, plugin: PluginInfo | None, chosen: Sequence[str] = ()) -
         return Own(tuple(plugin["packages"])) if plugin else NOTHING
     if target == "vllm":
         return VLLM
-    return REFERENCE if target == "reference" or top == "kvref_conformance" else Own((top,))
+    return REFERENCE if top in ("reference", "kvref_conformance") else Own((top,))
 
 
 @dataclass(frozen=True)

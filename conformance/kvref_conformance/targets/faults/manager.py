@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from kvref.cache import KVCacheBlocks, KVCacheManager
+from kvref.fast.cache import KVCacheManager as FastKVCacheManager
 from kvref.managers import FullAttentionManager, MambaManager, SingleTypeKVCacheManager, SlidingWindowManager
-from kvref.managers.base import Slots
+from kvref.managers.base import TokenCounts
 from kvref.pool import BlockPool
 from kvref.request import Request
 from kvref.specs import MemoryLimits
@@ -112,9 +113,9 @@ def last_block_of_another_request() -> ReferenceTarget:
     """Requests whose tables are equally long share the last block."""
 
     def allocate_new_blocks(
-        manager: FullAttentionManager, request_id: str, slots: Slots, tokens: int = 0
+        manager: FullAttentionManager, request_id: str, tokens: TokenCounts, computed: int = 0
     ) -> list[int]:
-        added = _allocate_new_blocks(manager, request_id, slots, tokens)
+        added = _allocate_new_blocks(manager, request_id, tokens, computed)
         table = manager.req_to_blocks[request_id]
         equals = [
             other
@@ -135,11 +136,11 @@ def state_written_over_the_one_found() -> ReferenceTarget:
     """A step behind a hit writes its state to the block with the state that was found."""
 
     def allocate_new_blocks(
-        manager: MambaManager, request_id: str, slots: Slots, tokens: int = 0
+        manager: MambaManager, request_id: str, tokens: TokenCounts, computed: int = 0
     ) -> list[int]:
         found = list(filter(None, manager.req_to_blocks.get(request_id, ())))
         new = request_id not in manager._has_state
-        added = _allocate_state(manager, request_id, slots, tokens)
+        added = _allocate_state(manager, request_id, tokens, computed)
         table = manager.req_to_blocks[request_id]
         place = len(table) - 1 - manager.num_speculative_blocks
         if new and found and table[place] not in found:
@@ -205,3 +206,16 @@ def hit_within_a_block_not_copied() -> ReferenceTarget:
     break_it(KVCacheManager, "get_computed_blocks", get_computed_blocks)
     break_it(KVCacheManager, "_why_not", why_not)
     return PartialHits()
+
+
+def settled_a_token_too_long() -> ReferenceTarget:
+    """The fast cache manager takes a request for settled when the next token fills a block."""
+    settle = FastKVCacheManager._settle
+
+    def settle_longer(manager: FastKVCacheManager, request_id: str, num_tokens: int) -> None:
+        settle(manager, request_id, num_tokens)
+        if manager._settled[request_id]:
+            manager._settled[request_id] += 1
+
+    break_it(FastKVCacheManager, "_settle", settle_longer)
+    return ReferenceTarget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvref.fast.pool import BlockPool as FastBlockPool
 from kvref.pool import BlockPool
 from kvref_conformance.targets.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
@@ -16,7 +17,7 @@ _touch = BlockPool.touch
 _cache_full_blocks = BlockPool.cache_full_blocks
 _reset_prefix_cache = BlockPool.reset_prefix_cache
 _drop_keys = BlockPool._drop_keys
-_line_up = BlockPool._line_up
+_add_to_free_list = BlockPool._add_to_free_list
 
 
 def found_blocks_counted_as_free() -> ReferenceTarget:
@@ -63,7 +64,7 @@ def null_block_gets_a_key() -> ReferenceTarget:
         for place in range(num_cached_blocks, num_full_blocks):
             if blocks[place] == pool.null_block:
                 block_hash = request.block_hashes[(place + 1) * block_size // pool.hash_block_size - 1]
-                pool._add_key_too(pool.null_block, (block_hash, kv_cache_group_id))
+                pool._add_key(pool.null_block, (block_hash, kv_cache_group_id))
 
     def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
         _evict_blocks(pool, [block for block in block_ids if block != pool.null_block])
@@ -86,21 +87,21 @@ def negative_number_is_none() -> ReferenceTarget:
 def beginning_lost_before_the_end() -> ReferenceTarget:
     """Blocks with keys that are freed together are lined up the other way round."""
 
-    def line_up(pool: BlockPool, blocks: Sequence[int]) -> None:
-        _line_up(pool, blocks[::-1])
+    def add_to_free_list(pool: BlockPool, blocks: Sequence[int]) -> None:
+        cached = [block for block in blocks if pool.get_keys(block)]
+        others = [block for block in blocks if block not in cached]
+        _add_to_free_list(pool, others + cached[::-1])
 
-    break_it(BlockPool, "_line_up", line_up)
+    break_it(BlockPool, "_add_to_free_list", add_to_free_list)
     return ReferenceTarget()
 
 
 def second_key_stays_in_the_index() -> ReferenceTarget:
     """A block that loses its keys leaves the index under the first of them alone."""
 
-    def drop_keys(pool: BlockPool, blocks: Iterable[int]) -> None:
-        blocks = list(blocks)
-        for block in blocks:
-            pool._more_keys.pop(block, None)
-        _drop_keys(pool, blocks)
+    def drop_keys(pool: BlockPool, block: int) -> None:
+        del pool._keys.get(block, [])[1:]
+        _drop_keys(pool, block)
 
     break_it(BlockPool, "_drop_keys", drop_keys)
     return ReferenceTarget()
@@ -116,4 +117,15 @@ def refused_reset_clears_what_is_free() -> ReferenceTarget:
         return done
 
     break_it(BlockPool, "reset_prefix_cache", reset_prefix_cache)
+    return ReferenceTarget()
+
+
+def fast_pool_reuses_the_beginning_first() -> ReferenceTarget:
+    """In the fast pool, cached blocks that are freed together are reused the other way round."""
+    enqueue = FastBlockPool._enqueue
+
+    def reversed_enqueue(pool: FastBlockPool, blocks: Sequence[int]) -> None:
+        enqueue(pool, blocks[::-1])
+
+    break_it(FastBlockPool, "_enqueue", reversed_enqueue)
     return ReferenceTarget()

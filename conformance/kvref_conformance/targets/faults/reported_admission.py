@@ -8,7 +8,7 @@ from typing import Any
 from kvref.cache import KVCacheBlocks, KVCacheManager
 from kvref.coordinators import KVCacheCoordinator
 from kvref.managers import SingleTypeKVCacheManager
-from kvref.managers.base import Slots
+from kvref.managers.base import TokenCounts
 from kvref.pool import BlockPool
 from kvref.request import Request
 from kvref_conformance.targets.faults.breaking import break_it
@@ -43,7 +43,7 @@ def one_group_after_the_other() -> ReferenceTarget:
     def allocate(
         coordinator: KVCacheCoordinator,
         request_id: str,
-        slots: Slots,
+        tokens: TokenCounts,
         hits: Sequence[Sequence[int]],
         computed: int,
     ) -> tuple[list[int], ...]:
@@ -52,7 +52,7 @@ def one_group_after_the_other() -> ReferenceTarget:
         for manager, hit in zip(coordinator.single_type_managers, hits, strict=True):
             if new:
                 manager.add_local_computed_blocks(request_id, hit, computed)
-            added.append(manager.allocate_new_blocks(request_id, slots, computed))
+            added.append(manager.allocate_new_blocks(request_id, tokens, computed))
         return tuple(added)
 
     break_it(KVCacheCoordinator, "allocate", allocate)
@@ -75,7 +75,8 @@ def next_in_line_for_the_one_found() -> ReferenceTarget:
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int
     ) -> None:
-        first, second, *_ = [*manager.block_pool._in_line(), 0, 0]
+        pool = manager.block_pool
+        first, second, *_ = [*filter(pool.get_keys, pool.get_all_free_blocks()), 0, 0]
         mistaken = [second if block and block == first and second else block for block in blocks]
         _add_local_computed_blocks(manager, request_id, mistaken, tokens)
 

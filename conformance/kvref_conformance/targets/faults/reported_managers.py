@@ -6,7 +6,7 @@ from typing import Any
 
 from kvref.cache import KVCacheBlocks, KVCacheManager
 from kvref.managers import MambaManager, SingleTypeKVCacheManager, SlidingWindowManager
-from kvref.managers.base import Slots
+from kvref.managers.base import TokenCounts
 from kvref.request import Request
 from kvref_conformance.targets.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
@@ -89,9 +89,9 @@ def loaded_state_not_counted() -> ReferenceTarget:
     """The block of a state that is loaded is not counted among those that are needed (vLLM PR 46892)."""
 
     def num_new_blocks(
-        manager: MambaManager, request_id: str, slots: Slots, start: int, total_computed_tokens: int
+        manager: MambaManager, request_id: str, tokens: TokenCounts, length: int, total_computed_tokens: int
     ) -> int:
-        missing = max(0, manager.table_length(slots) - start)
+        missing = max(0, manager.table_length(tokens) - length)
         if manager.mamba_cache_mode != "align":
             return missing
         new = request_id not in manager._has_state
@@ -105,12 +105,12 @@ def fewer_than_before_asserted_away() -> ReferenceTarget:
     """A recurrent layer is never to need fewer blocks than it has (weicj/vLLM-2080Ti-Definitive PR 137)."""
 
     def allocate_new_blocks(
-        manager: MambaManager, request_id: str, slots: Slots, tokens: int = 0
+        manager: MambaManager, request_id: str, tokens: TokenCounts, computed: int = 0
     ) -> list[int]:
         held = len(manager.req_to_blocks.get(request_id, ()))
-        if request_id in manager._has_state and manager.table_length(slots) < held:
+        if request_id in manager._has_state and manager.table_length(tokens) < held:
             raise AssertionError(f"{request_id} needs fewer blocks than {held}")
-        return _allocate_state(manager, request_id, slots, tokens)
+        return _allocate_state(manager, request_id, tokens, computed)
 
     break_it(MambaManager, "allocate_new_blocks", allocate_new_blocks)
     return ReferenceTarget()

@@ -13,7 +13,9 @@ from kvref_conformance.targets.reference.target import ReferenceTarget
 
 _evict_blocks = BlockPool.evict_blocks
 _drop_keys = BlockPool._drop_keys
-_line_up = BlockPool._line_up
+_add_to_free_list = BlockPool._add_to_free_list
+_get_all_free_blocks = BlockPool.get_all_free_blocks
+_get_num_free_blocks = BlockPool.get_num_free_blocks
 _reset_prefix_cache = BlockPool.reset_prefix_cache
 _cache_full_blocks = BlockPool.cache_full_blocks
 
@@ -22,11 +24,9 @@ def evicted_block_knows_its_key() -> ReferenceTarget:
     """A held block that is evicted leaves the index, and keeps its key all the same (kvcached issue 362)."""
 
     def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
-        keyed = [block for block in dict.fromkeys(block_ids) if pool.get_keys(block)]
-        _evict_blocks(pool, keyed)
-        for block in keyed:
-            if pool.get_ref_cnt(block):
-                pool._holds[block] += 1
+        keys = {block: list(pool.get_keys(block)[:1]) for block in block_ids if pool.get_keys(block)}
+        _evict_blocks(pool, keys)
+        pool._keys |= {block: own for block, own in keys.items() if pool.get_ref_cnt(block)}
 
     break_it(BlockPool, "evict_blocks", evict_blocks)
     return ReferenceTarget()
@@ -46,32 +46,39 @@ def line_outlives_a_reset() -> ReferenceTarget:
     """A reset makes all blocks free, and those that were in line stay there besides (SGLang PR 26009)."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
-        waiting = pool._in_line()
+        cached = [block for block in pool.get_all_free_blocks() if pool.get_keys(block)]
         done = _reset_prefix_cache(pool)
         if done:
-            _line_up(pool, waiting)
+            vars(pool)["left"] = cached
         return done
 
+    def get_all_free_blocks(pool: BlockPool) -> list[int]:
+        return _get_all_free_blocks(pool) + list(vars(pool).get("left", ()))
+
+    def get_num_free_blocks(pool: BlockPool) -> int:
+        return _get_num_free_blocks(pool) + len(vars(pool).get("left", ()))
+
     break_it(BlockPool, "reset_prefix_cache", reset_prefix_cache)
+    break_it(BlockPool, "get_all_free_blocks", get_all_free_blocks)
+    break_it(BlockPool, "get_num_free_blocks", get_num_free_blocks)
     return ReferenceTarget()
 
 
 def found_again_and_still_the_oldest() -> ReferenceTarget:
     """A block goes back to its first place in line, though it was found since (antonellof/ferrox PR 14)."""
 
-    def line_up(pool: BlockPool, blocks: Sequence[int]) -> None:
+    def add_to_free_list(pool: BlockPool, blocks: Sequence[int]) -> None:
         places: dict[int, tuple[tuple[Key, ...], int]] = vars(pool).setdefault("places", {})
         for block in blocks:
             keys = pool.get_keys(block)
-            if places.get(block, ((), 0))[0] != keys:
+            if keys and places.get(block, ((), 0))[0] != keys:
                 places[block] = (keys, len(places) and max(n for _, n in places.values()) + 1)
-        waiting = [block for block in pool._in_line() if block not in blocks]
-        line = sorted([*waiting, *blocks], key=lambda block: places.get(block, ((), 0))[1])
-        pool._line, pool._next, pool._num_keyed = [], 0, 0
-        pool._gone.clear()
-        _line_up(pool, line)
+        _add_to_free_list(pool, blocks)
+        cached = [block for block in pool.get_all_free_blocks() if pool.get_keys(block)]
+        for block in sorted(cached, key=lambda block: places.get(block, ((), 0))[1]):
+            pool._free.move_to_end(block)
 
-    break_it(BlockPool, "_line_up", line_up)
+    break_it(BlockPool, "_add_to_free_list", add_to_free_list)
     return ReferenceTarget()
 
 
@@ -80,7 +87,8 @@ def cached_counts_as_used() -> ReferenceTarget:
 
     def get_usage(pool: BlockPool) -> float:
         usable = pool.num_usable_blocks
-        return 1 - (pool.get_num_free_blocks() - pool._num_keyed) / usable if usable else 0.0
+        empty = [block for block in pool.get_all_free_blocks() if not pool.get_keys(block)]
+        return 1 - len(empty) / usable if usable else 0.0
 
     break_it(BlockPool, "get_usage", get_usage)
     return ReferenceTarget()
@@ -89,10 +97,9 @@ def cached_counts_as_used() -> ReferenceTarget:
 def removal_told_of_each_copy() -> ReferenceTarget:
     """Events tell that a hash is gone as soon as one of its blocks is (vLLM PR 55092)."""
 
-    def drop_keys(pool: BlockPool, blocks: Iterable[int]) -> None:
-        blocks = list(blocks)
-        copied = [key for block in blocks for key in pool.get_keys(block) if key in pool._others]
-        _drop_keys(pool, blocks)
+    def drop_keys(pool: BlockPool, block: int) -> None:
+        copied = [key for key in pool.get_keys(block) if len(pool.get_blocks_by_key()[key]) > 1]
+        _drop_keys(pool, block)
         if pool.enable_kv_cache_events:
             pool._events += [BlockRemoved((block_hash,), group) for block_hash, group in copied]
 

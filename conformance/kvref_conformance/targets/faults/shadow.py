@@ -13,7 +13,7 @@ from kvref.coordinators import HybridKVCacheCoordinator, KVCacheCoordinator
 from kvref.hashing import BlockHasher
 from kvref.layout import CacheView, KVCachePlacement
 from kvref.managers import MambaManager, SingleTypeKVCacheManager
-from kvref.managers.base import Slots
+from kvref.managers.base import TokenCounts
 from kvref.request import Request
 from kvref.tensors import KVCaches
 from kvref_conformance.targets.faults.breaking import break_it
@@ -120,13 +120,13 @@ def found_blocks_handed_out() -> ReferenceTarget:
     def allocate(
         coordinator: KVCacheCoordinator,
         request_id: str,
-        slots: Slots,
+        tokens: TokenCounts,
         hits: Sequence[Sequence[int]],
         computed: int,
     ) -> tuple[list[int], ...]:
         pool = coordinator.block_pool
         found = [block for hit in hits for block in hit if block and pool.get_ref_cnt(block) == 0]
-        added = _allocate(coordinator, request_id, slots, hits, computed)
+        added = _allocate(coordinator, request_id, tokens, hits, computed)
         if found and added[0] and added[0][-1]:
             pool.evict_blocks([found[0]])
             pool.touch([found[0]])

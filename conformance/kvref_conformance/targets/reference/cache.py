@@ -8,6 +8,7 @@ from typing import Any
 
 from kvref.cache import KVCacheBlocks, KVCacheManager
 from kvref.events import AllBlocksCleared, BlockStored, KVCacheEvent
+from kvref.fast.cache import KVCacheManager as FastKVCacheManager
 from kvref.hashing import BlockHasher
 from kvref.planning import KVCacheConfig, KVCacheGroupSpec
 from kvref.pool import NULL_BLOCK
@@ -18,6 +19,8 @@ from kvref_conformance.targets.reference.pool import state_of
 from kvref_conformance.targets.reference.specs import make
 
 CURRENT: SimpleNamespace = SimpleNamespace(manager=None, hasher=None, requests={}, needed=0, taken=[])
+
+MANAGERS: dict[str, type[KVCacheManager]] = {"plain": KVCacheManager, "fast": FastKVCacheManager}
 
 
 def create(
@@ -30,6 +33,7 @@ def create(
     enable_caching: bool,
     use_eagle: bool,
     max_encoder_tokens: int,
+    variant: str = "plain",
 ) -> CacheShape:
     KVCacheSpecRegistry.initialise()
     config = KVCacheConfig(
@@ -40,7 +44,7 @@ def create(
             for place, group in enumerate(groups)
         ),
     )
-    manager = KVCacheManager(
+    manager = MANAGERS[variant](
         config,
         max_model_len,
         scheduler_block_size=scheduler_block_size,
@@ -63,19 +67,30 @@ def create(
 
 
 def watch(manager: KVCacheManager) -> None:
-    """Record how many blocks the manager predicts, and which it then allocates."""
-    predict, take = manager.coordinator.get_num_blocks_to_allocate, manager.block_pool.get_new_blocks
+    """Note how many blocks are predicted to be needed, and which are then allocated."""
+    coordinator = manager.coordinator
+    predict, wait, take = (
+        coordinator.get_num_blocks_to_allocate,
+        coordinator.must_wait,
+        manager.block_pool.get_new_blocks,
+    )
 
     def get_num_blocks_to_allocate(*arguments: object, **named: object) -> int:
         CURRENT.needed = predict(*arguments, **named)  # type: ignore[arg-type]
         return int(CURRENT.needed)
+
+    def must_wait(hits: Sequence[Sequence[int]]) -> bool:
+        # A request that has to wait says so by needing more blocks than there are.
+        CURRENT.needed = manager.block_pool.num_gpu_blocks if wait(hits) else 0
+        return bool(CURRENT.needed)
 
     def get_new_blocks(num_blocks: int) -> list[int]:
         taken = take(num_blocks)
         CURRENT.taken += taken
         return taken
 
-    manager.coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate  # type: ignore[method-assign]
+    coordinator.get_num_blocks_to_allocate = get_num_blocks_to_allocate  # type: ignore[method-assign]
+    coordinator.must_wait = must_wait  # type: ignore[assignment, method-assign]
     manager.block_pool.get_new_blocks = get_new_blocks  # type: ignore[method-assign]
 
 

@@ -19,9 +19,13 @@ CURRENT: SimpleNamespace = SimpleNamespace(pool=None, device=None, connector=Non
 
 
 def create(num_blocks: int, host_blocks: int, device: str) -> None:
+    create_with(BlockPool, num_blocks, host_blocks, device)
+
+
+def create_with(pool_class: type[BlockPool], num_blocks: int, host_blocks: int, device: str) -> None:
     spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=2, dtype=torch.float16)
     config = get_kv_cache_config_from_groups(get_kv_cache_groups({"layer.0": spec}), num_blocks)
-    CURRENT.pool = BlockPool(num_blocks, True, 4)
+    CURRENT.pool = pool_class(num_blocks, True, 4)
     CURRENT.device = register_kv_caches(allocate_kv_cache(config, device))
     host = like_on_host(CURRENT.device, host_blocks)
     CURRENT.connector = OffloadingConnector(CURRENT.pool, CURRENT.device, host)

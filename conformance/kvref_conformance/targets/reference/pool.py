@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 
+from kvref.fast.pool import BlockPool as FastBlockPool
 from kvref.hashing import BlockHasher
 from kvref.pool import NULL_BLOCK, BlockPool
 from kvref.request import Request
 from kvref.target import Json, PoolShape, PoolState
 
 CURRENT: SimpleNamespace = SimpleNamespace(pool=None, block_size=0)
+
+POOLS: dict[str, type[BlockPool]] = {"plain": BlockPool, "fast": FastBlockPool}
 
 
 def create(
@@ -20,8 +23,9 @@ def create(
     block_size: int,
     hash_block_size: int,
     declared: Mapping[str, Json] | None = None,
+    variant: str = "plain",
 ) -> PoolShape:
-    CURRENT.pool = BlockPool(num_blocks, enable_caching, hash_block_size)
+    CURRENT.pool = POOLS[variant](num_blocks, enable_caching, hash_block_size)
     CURRENT.block_size = block_size
     return {"null": NULL_BLOCK, "reserved": []}
 
@@ -86,19 +90,13 @@ def state() -> PoolState:
 
 
 def state_of(pool: BlockPool) -> PoolState:
-    found: dict[str, list[int]] = {}
-    for group, index in pool._index.items():
-        for block_hash, block in index.items():
-            others = pool._others.get((block_hash, group), {})
-            found[key_name(block_hash, group)] = [block, *others]
+    blocks = range(pool.num_gpu_blocks)
     return {
         "free": pool.get_all_free_blocks(),
         "free_count": pool.get_num_free_blocks(),
-        "refs": [pool.get_ref_cnt(block) for block in range(pool.num_gpu_blocks)],
+        "refs": [pool.get_ref_cnt(block) for block in blocks],
         "keys": {
-            str(block): [key_name(*key) for key in pool.get_keys(block)]
-            for block, held in enumerate(pool._holds)
-            if held & 1
+            str(block): [key_name(*key) for key in keys] for block in blocks if (keys := pool.get_keys(block))
         },
-        "found": found,
+        "found": {key_name(*key): [*found] for key, found in pool.get_blocks_by_key().items()},
     }

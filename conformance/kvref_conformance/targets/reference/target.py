@@ -36,10 +36,16 @@ from kvref_conformance.targets.reference import (
     specs,
     tensors,
 )
+from kvref_conformance.targets.reference.fast import (
+    cache as fast_cache,
+    canonical as fast_canonical,
+    connector as fast_connector,
+    pool as fast_pool,
+)
 
 
 class ReferenceTarget:
-    """The reference as a target, with all parts."""
+    """The reference: its plain half is checked, and its fast half timed."""
 
     name = "reference"
     version = kvref.__version__
@@ -66,6 +72,7 @@ class ReferenceTarget:
             "buffers": ["each", "one"],
             "kernel_blocks": True,
             "holds_stored_blocks": True,
+            "variants": {"pool": ["plain", "fast"], "cache": ["plain", "fast"]},
             "zeroed": True,
         }
     )
@@ -80,8 +87,25 @@ class ReferenceTarget:
     tensors: TensorsPart = tensors
     canonical: CanonicalPart = canonical
     connector: ConnectorPart = connector
-    bench: BenchPart = bench
+    bench: BenchPart = bench.FAST
 
     @property
     def plugin(self) -> PluginInfo | None:
         return None
+
+
+class PlainTarget(ReferenceTarget):
+    """The plain half of the reference, also to be timed."""
+
+    name = "reference:plain"
+    bench: BenchPart = bench.PLAIN
+
+
+class FastTarget(ReferenceTarget):
+    """The fast half of the reference, and all that the halves have in common."""
+
+    name = "reference:fast"
+    pool: PoolPart = fast_pool
+    cache: CachePart = fast_cache
+    canonical: CanonicalPart = fast_canonical
+    connector: ConnectorPart = fast_connector

@@ -1,4 +1,4 @@
-"""Rows copied on a CUDA device in one launch, if that is possible."""
+"""Copies rows on a CUDA device in one launch, if that is possible."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ class RowTable(NamedTuple):
     """Where the rows of several tensors of one device are in memory."""
 
     addresses: torch.Tensor
-    """int64, of shape (tensors, 3), on that device: the address of row 0, the bytes from one row to the next,
-    and how many bytes of a row count."""
+    """int64, of shape (tensors, 3), on that device. For each tensor: the address of row 0, the bytes from one
+    row to the next, and how many bytes of a row count."""
     sizes: tuple[int, ...]
-    """The last of these numbers."""
+    """How many bytes of a row count, for each tensor."""
     aligned: bool
-    """Whether all of them are multiples of 16."""
+    """Whether all these numbers are multiples of 16."""
 
     @classmethod
     def of(cls, rows: Sequence[tuple[torch.Tensor, int]], device: torch.device) -> RowTable:
-        """Of tensors of that device, of two dimensions and one byte for each element, and what counts."""
+        """The table of tensors on that device, each given with the bytes of a row that count.
+
+        The tensors have two dimensions, and elements of one byte.
+        """
         numbers = [(tensor.data_ptr(), tensor.stride(0), size) for tensor, size in rows]
         return cls(
             torch.tensor(numbers, dtype=torch.int64, device=device),
@@ -34,29 +37,29 @@ class RowTable(NamedTuple):
 
 
 class Rows(Protocol):
-    """Tensors of one device, some of which belong together."""
+    """Tensors of one device, and tables of those that belong together."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def row_tables(self) -> Sequence[RowTable]:
-        """To make them, the host may have to wait for the device."""
+        """The host may have to wait for the device to make them."""
         ...
 
 
 def copied_in_one_launch(
     source: Rows, destination: Rows, table: int, row_pairs: Sequence[tuple[int, int]]
 ) -> bool:
-    """Copy rows of all tensors of a table to those of the other's, in the order of the current stream.
+    """Copy rows of all tensors of a table to those of the other table, on the current stream.
 
     Args:
-        table: number of the table, the same in both.
-        row_pairs: which row of each tensor goes to which.
+        table: number of the table, the same on both sides.
+        row_pairs: which row of each tensor is copied to which.
 
     Returns:
-        Whether it was done. It is not if they are not on one CUDA device, or not alike; if Triton is missing,
-        which comes with torch for such devices; or if it matters which row comes first.
+        Whether it was done. It is not if the tensors are not on one CUDA device or have different rows, if
+        the order of the copies matters, or if Triton is missing (it comes with torch for CUDA devices).
     """
     if source.device.type != "cuda" or destination.device != source.device or not row_pairs:
         return False
@@ -74,7 +77,7 @@ def copied_in_one_launch(
 @cache
 def _kernel() -> Callable[[torch.Tensor, torch.Tensor, int, bool, Sequence[tuple[int, int]]], None] | None:
     try:
-        from kvref.device_kernel import copy_rows
+        from kvref.fast.device_kernel import copy_rows
     except ImportError:
         return None
     return copy_rows

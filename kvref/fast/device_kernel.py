@@ -1,9 +1,10 @@
-"""Blocks copied on a CUDA device in one launch, however many there are and in however many layers.
+"""The kernel that copies rows on a CUDA device in one launch, however many blocks and layers there are.
 
-A copy for each block and layer takes the host far longer than the device. Here a table says where the rows of
-each layer are, another which rows are copied to which, and each program of the kernel moves a piece of a row.
+A copy for each block and layer keeps the host busy far longer than the device. Here one table says where the
+rows of each layer are, another says which row is copied to which, and each program of the kernel moves a
+piece of a row.
 
-It needs Triton, which comes with torch for CUDA devices: whoever imports it without has an `ImportError`.
+It needs Triton, which comes with torch for CUDA devices. Without it the import of this module fails.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import triton.language as tl
 __all__ = ["copy_rows"]
 
 _WORD = 8
-"""Bytes that are moved as one number, where all is aligned to two of them: a thread moves both at once."""
+"""Bytes of a number, if everything is aligned to two numbers: then a thread moves two at once."""
 _LANES = 512
-"""Numbers that a program moves at a time; more of them were slower."""
+"""Numbers that a program moves at a time. More were slower."""
 _TURNS = 2
 
 
@@ -32,20 +33,20 @@ def copy_rows(
     aligned: bool,
     row_pairs: Sequence[tuple[int, int]],
 ) -> None:
-    """Copy rows of several tensors, all at once, in the order of the current stream.
+    """Copy rows of several tensors, all at once, on the current stream.
 
     Args:
         source, destination: int64, of shape (tensors, 3), on the device: the address of row 0, the bytes from
-            one row to the next, and the bytes of a row that are copied, which both say alike.
-        longest_row: the most of these bytes.
+            one row to the next, and the bytes of a row that are copied. The last are the same in both.
+        longest_row: the most bytes of a row that are copied.
         aligned: whether all these numbers are multiples of 16.
-        row_pairs: which row of each source tensor goes to which of the destination tensor. None of those that
-            are written may be written twice, or read.
+        row_pairs: which row of each source tensor is copied to which row of the destination tensor. A row
+            that is written may be neither written twice nor read.
     """
     word = _WORD if aligned else 1
     pieces = -(-longest_row // (word * _LANES * _TURNS))
     with torch.cuda.device(source.device):
-        # From pinned memory, since the host would else wait for all that the stream has still to do.
+        # From pinned memory: otherwise the host waits for all that is queued on the stream.
         listed = torch.tensor([*chain.from_iterable(row_pairs)], dtype=torch.int64, pin_memory=True)
         pairs = listed.to(source.device, non_blocking=True)
         launch: Any = _copy_pieces[len(row_pairs) * pieces, len(source)]  # pyright: ignore[reportIndexIssue]
@@ -77,6 +78,6 @@ def _copy_pieces(
     for turn in tl.static_range(turns):
         places = (piece.to(tl.int64) * turns + turn) * lanes + tl.arange(0, lanes)
         there = places < words
-        # Nobody reads them again soon, so that they need not displace what is in the device's cache.
+        # Nothing reads these bytes again soon, so they need not evict others from the device's cache.
         moved = tl.load(read + places, mask=there, eviction_policy="evict_first")
         tl.store(written + places, moved, mask=there, eviction_policy="evict_first")

@@ -1,0 +1,59 @@
+"""What the laws of interchangeable variants have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvref_conformance.laws.core import Event, LawBroken, Runs
+
+
+def variants_agree(runs: Runs) -> int:
+    """Put the answers of each variant next to those of the first, as long as they were asked the same."""
+    judged = 0
+    first, *others = histories(runs[0]).items() or [("", [])]
+    for name, history in others:
+        acted = ""
+        for place, (expected, observed) in enumerate(zip(first[1], history, strict=False), 1):
+            if question(expected) != question(observed) or "died" in expected["outcome"]:
+                break
+            operation = expected["op"].partition(".")[2]
+            acted = acted if operation == "state" else operation
+            judged += 1
+            if (right := answer(expected)) != (wrong := answer(observed)):
+                raise LawBroken(
+                    f"of {name!r}, in operation {place} ({expected['op']}), what {first[0]!r} answers: "
+                    f"{difference(right, wrong)}",
+                    difference(wrong, right),
+                    (acted,),
+                )
+    return judged
+
+
+def histories(events: list[Event]) -> dict[str, list[Event]]:
+    """The events of each variant: from where it is created to where the next one is."""
+    found: dict[str, list[Event]] = {}
+    history: list[Event] = []
+    for event in events:
+        if variant := event["args"].get("variant"):
+            history = found.setdefault(variant, [])
+        history.append(event)
+    return found
+
+
+def question(event: Event) -> tuple[str, dict[str, Any]]:
+    arguments = {name: value for name, value in event["args"].items() if name != "variant"}
+    return event["op"], arguments
+
+
+def answer(event: Event) -> Any:
+    """A value, or the type of an error: messages are for people."""
+    outcome = event["outcome"]
+    return outcome["value"] if "value" in outcome else outcome.get("error", {}).get("type", outcome)
+
+
+def difference(one: Any, other: Any) -> str:
+    """What there is in one answer and not in the other."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        differing = [f"{name} {one[name]}" for name in one if one[name] != other.get(name)]
+        return ", ".join(differing) or "nothing else"
+    return f"{one}"

@@ -1,0 +1,20 @@
+"""Operations on the fast canonical view. Imports kvref alone; copied into stand-alone programs."""
+
+from __future__ import annotations
+
+from kvref.fast.canonical import copy_blocks, register_kv_caches
+from kvref.target import Canonical
+from kvref_conformance.targets.memory import canonical_facts
+from kvref_conformance.targets.reference.canonical import REGISTERED, canonical_caches, read, write
+from kvref_conformance.targets.reference.tensors import CURRENT
+
+__all__ = ["copy", "read", "register", "write"]
+
+
+def register() -> Canonical:
+    REGISTERED.caches = register_kv_caches(CURRENT.caches)
+    return canonical_facts(canonical_caches(), CURRENT.caches.buffers)
+
+
+def copy(group: int, source: int, destination: int) -> None:
+    copy_blocks(canonical_caches(), canonical_caches(), group, [(source, destination)])

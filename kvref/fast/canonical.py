@@ -1,0 +1,58 @@
+"""The canonical view, fast: on a CUDA device blocks are copied in one launch, whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from kvref import canonical
+from kvref.canonical import check_blocks
+from kvref.fast.device_copy import RowTable, copied_in_one_launch
+from kvref.tensors import KVCaches
+
+__all__ = ["CanonicalKVCaches", "copy_blocks", "register_kv_caches"]
+
+
+@dataclass(frozen=True)
+class CanonicalKVCaches(canonical.CanonicalKVCaches):
+    """The plain view, which also knows where the rows of each group are in the device's memory."""
+
+    @property
+    def row_tables(self) -> tuple[RowTable, ...]:
+        """For each group, the addresses of the rows of its references."""
+        return self._row_tables
+
+    @cached_property
+    def _row_tables(self) -> tuple[RowTable, ...]:
+        return tuple(
+            RowTable.of(
+                [(self.tensors[ref.tensor_idx].tensor, ref.page_size_bytes) for ref in refs], self.device
+            )
+            for refs in self.group_data_refs
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the addresses: a copy has memory of its own."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
+    """As `kvref.canonical.register_kv_caches`."""
+    made = canonical.register_kv_caches(kv_caches)
+    return CanonicalKVCaches(made.tensors, made.group_data_refs)
+
+
+def copy_blocks(
+    source: canonical.CanonicalKVCaches,
+    destination: canonical.CanonicalKVCaches,
+    group: int,
+    block_pairs: Sequence[tuple[int, int]],
+) -> None:
+    """As `kvref.canonical.copy_blocks`, in one launch if the order of the copies does not matter."""
+    if isinstance(source, CanonicalKVCaches) and isinstance(destination, CanonicalKVCaches):
+        check_blocks(source, group, [block for block, _ in block_pairs])
+        check_blocks(destination, group, [block for _, block in block_pairs])
+        if copied_in_one_launch(source, destination, group, block_pairs):
+            return
+    canonical.copy_blocks(source, destination, group, block_pairs)

@@ -1,0 +1,370 @@
+"""The block pool, fast: `kvref.pool.BlockPool` with lists of numbers in place of dictionaries.
+
+* One number per block holds both its reference count and whether it is cached, so one comparison tells
+  whether a block needs anything special.
+* Free blocks without keys are a stack. Below them are the blocks that were never used: two numbers, however
+  many.
+* Free blocks with keys are a queue, as a list with a position. A block that is touched while it waits stays
+  in the list, where its entry is *stale*: it is skipped when its turn comes. The list is rebuilt when it gets
+  long.
+* A block's first key is in two lists. Only what is rare is in dictionaries: further keys of a block, and
+  further blocks of a key.
+
+So the cost of a call depends on its own blocks, apart from a rebuild now and then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+
+from kvref import pool
+from kvref.errors import BlockError, PoolExhaustedError
+from kvref.events import AllBlocksCleared, BlockRemoved
+from kvref.pool import NULL_BLOCK, Key
+
+__all__ = ["NULL_BLOCK", "BlockPool", "Key"]
+
+_REFERENCE, _CACHED = 2, 1
+"""What a reference adds to a block's number in `BlockPool._state`, and what having keys adds."""
+_FIRST_USED_TOGETHER = 1024
+"""How many unused blocks go to the stack at a time, which is quicker than one by one."""
+_ENTRIES_PER_BLOCK, _MORE_ENTRIES = 8, 16
+"""How long the queue gets before it is rebuilt: so many entries for each block in it, and so many more."""
+
+
+class BlockPool(pool.BlockPool):
+    """Does what the plain pool does; see there."""
+
+    def __init__(
+        self,
+        num_gpu_blocks: int,
+        enable_caching: bool,
+        hash_block_size: int,
+        enable_kv_cache_events: bool = False,
+    ) -> None:
+        # One block for the plain pool, so that it makes no lists for blocks that are kept here.
+        super().__init__(min(num_gpu_blocks, 1), enable_caching, hash_block_size, enable_kv_cache_events)
+        self.num_gpu_blocks = num_gpu_blocks
+        self._state = [0] * num_gpu_blocks
+        """For each block: twice its reference count, plus 1 if it is cached."""
+        self._stack: list[int] = []
+        """Free blocks without keys that have been used. The last is reused first."""
+        self._first_unused = NULL_BLOCK + 1
+        """This block and all after it were never used."""
+        self._queue: list[int] = []
+        """Free blocks with keys, the one to be reused first in front, among stale entries."""
+        self._position = 0
+        """Where in the list the queue begins."""
+        self._num_queued = 0
+        """How many blocks are in the queue, stale entries not counted."""
+        self._stale: dict[int, int] = {}
+        """How many entries of a block are stale. They come before its entry that counts, if it has one."""
+        self._hashes = [b""] * num_gpu_blocks
+        """The hash of each block's first key. What is there means nothing for a block that is not cached."""
+        self._groups = [0] * num_gpu_blocks
+        """The group of that key."""
+        self._more_keys: dict[int, tuple[Key, ...]] = {}
+        """The other keys of blocks that have several."""
+        self._more_blocks: dict[Key, dict[int, None]] = {}
+        """The other blocks of keys that several blocks have, in the order in which they got it."""
+
+    def get_num_free_blocks(self) -> int:
+        return len(self._stack) + self.num_gpu_blocks - self._first_unused + self._num_queued
+
+    def get_all_free_blocks(self) -> list[int]:
+        return [*reversed(self._stack), *range(self._first_unused, self.num_gpu_blocks), *self._queued()]
+
+    def get_ref_cnt(self, block: int) -> int:
+        self._check_known((block,))
+        return self._state[block] >> 1
+
+    def count_references(self, blocks: Iterable[int], references: int) -> int:
+        blocks = list(blocks)
+        self._check_known(blocks)
+        state = self._state
+        return [state[block] >> 1 for block in blocks if block].count(references)
+
+    def get_new_blocks(self, num_blocks: int) -> list[int]:
+        stack = self._stack
+        if num_blocks > len(stack) and self._first_unused < self.num_gpu_blocks:
+            self._stack_unused(num_blocks)
+        if num_blocks == 1 and (
+            stack or (self._num_queued and self._queue[self._position] not in self._stale)
+        ):
+            # The usual step.
+            block = stack.pop() if stack else self._dequeue_first()
+            self._state[block] = _REFERENCE
+            return [block]
+        if num_blocks < 0:
+            raise BlockError(f"cannot allocate {num_blocks} blocks")
+        rest = len(stack) - num_blocks
+        if rest < 0:
+            if -rest > self._num_queued:
+                raise PoolExhaustedError(f"{num_blocks} blocks wanted, {self.get_num_free_blocks()} free")
+            evicted = self._dequeue(-rest)
+            self._remove_from_index(evicted)
+            blocks = stack[::-1] + evicted
+            stack.clear()
+        else:
+            blocks = stack[rest:]
+            blocks.reverse()
+            del stack[rest:]
+        state = self._state
+        for block in blocks:
+            state[block] = _REFERENCE
+        return blocks
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        blocks = list(blocks)
+        self._check_known(blocks)
+        state, stale, num_touched = self._state, self._stale, 0
+        try:
+            for block in blocks:
+                if block:
+                    own = state[block]
+                    if own == _CACHED:
+                        stale[block] = stale.get(block, 0) + 1
+                        num_touched += 1
+                    elif not own:
+                        # Slow, but no look-up finds a block without keys.
+                        self._stack_unused(self.num_gpu_blocks)
+                        self._stack.remove(block)
+                    state[block] = own + _REFERENCE
+        finally:
+            self._num_queued -= num_touched
+
+    def free_blocks(self, ordered_blocks: Iterable[int]) -> None:
+        blocks = [*ordered_blocks]
+        if len(blocks) == 1 and not self._pins:
+            # Nothing to undo, so no loop.
+            block = blocks[0]
+            if 0 < block < self.num_gpu_blocks and self._state[block] >> 1 == 1:
+                self._state[block] -= _REFERENCE
+                if self._state[block]:
+                    self._enqueue(blocks)
+                else:
+                    self._stack.append(block)
+                return
+        elif not self._pins and self._free_alike(blocks):
+            return
+        blocks = [block for block in blocks if block != NULL_BLOCK]
+        self._check_known(blocks)
+        state = self._state
+        for block, times in Counter(blocks).items():
+            references, pins = state[block] >> 1, self._pins[block]
+            if times > references - pins:
+                raise BlockError(
+                    f"block {block} freed {times} times: {references} references, {pins} are pins"
+                )
+        freed: list[int] = []
+        for block in blocks:
+            state[block] -= _REFERENCE
+            if state[block] <= _CACHED:
+                freed.append(block)
+        self._stack += [block for block in reversed(freed) if not state[block]]
+        self._enqueue([block for block in freed if state[block]])
+
+    def get_keys(self, block: int) -> tuple[Key, ...]:
+        if not 0 <= block < self.num_gpu_blocks:
+            self._check_known((block,))
+        if not self._state[block] & _CACHED:
+            return ()
+        return (self._hashes[block], self._groups[block]), *self._more_keys.get(block, ())
+
+    def get_blocks_by_key(self) -> Mapping[Key, Sequence[int]]:
+        return {
+            (block_hash, group): [block, *self._more_blocks.get((block_hash, group), ())]
+            for group, index in self._found.items()
+            for block_hash, block in index.items()
+        }
+
+    def have_keys(self, blocks: Sequence[int], hashes: Sequence[bytes], kv_cache_group_id: int) -> bool:
+        if [*map(self._found[kv_cache_group_id].get, hashes)] == [*blocks]:
+            return True
+        # They may have the keys although a look-up finds other blocks.
+        self._check_known(blocks)
+        pairs = zip_longest(blocks, hashes, fillvalue=NULL_BLOCK)
+        return all((block_hash, kv_cache_group_id) in self.get_keys(block) for block, block_hash in pairs)
+
+    def evict_blocks(self, block_ids: Iterable[int]) -> None:
+        blocks = list(dict.fromkeys(block_ids))
+        self._check_known(blocks)
+        state = self._state
+        blocks = [block for block in blocks if state[block] & _CACHED]
+        self._remove_from_index(blocks)
+        for block in blocks:
+            state[block] -= _CACHED
+            if not state[block]:
+                self._stale[block] = self._stale.get(block, 0) + 1
+                self._num_queued -= 1
+                self._stack.append(block)
+
+    def _clear(self) -> None:
+        self._stack = self.get_all_free_blocks()[::-1]
+        self._first_unused = self.num_gpu_blocks
+        self._queue, self._position, self._num_queued = [], 0, 0
+        self._stale.clear()
+        self._state = [own & ~_CACHED for own in self._state]
+        self._more_keys.clear()
+        self._found.clear()
+        self._more_blocks.clear()
+        if self.enable_kv_cache_events:
+            self._events.append(AllBlocksCleared())
+
+    # References.
+
+    def _free_alike(self, blocks: Sequence[int]) -> bool:
+        """Free blocks that have one reference each and are all cached, or all not: the usual request.
+
+        Returns whether they were like that. If not, nothing has changed.
+        """
+        state, remaining, own = self._state, iter(blocks), 0
+        try:
+            own = state[blocks[0]]
+            if own >> 1 != 1:
+                return False
+            left = own - _REFERENCE
+            for block in remaining:
+                if state[block] != own or block < 0:
+                    break
+                state[block] = left
+            else:
+                if left:
+                    self._enqueue(blocks)
+                else:
+                    self._stack += reversed(blocks)
+                return True
+        except (IndexError, TypeError):
+            pass
+        # Undo: all before the block at which the loop stopped have been changed.
+        num_left = len([*remaining])
+        for block in blocks[: -num_left - 1]:
+            state[block] = own
+        return False
+
+    # The free list.
+
+    def _stack_unused(self, num_blocks: int) -> None:
+        """Put at least so many blocks that were never used below the stack, as far as there are any."""
+        stop = min(self._first_unused + max(num_blocks, _FIRST_USED_TOGETHER), self.num_gpu_blocks)
+        self._stack[:0] = range(stop - 1, self._first_unused - 1, -1)
+        self._first_unused = stop
+
+    def _enqueue(self, blocks: Sequence[int]) -> None:
+        queue = self._queue
+        queue += blocks
+        self._num_queued = num_queued = self._num_queued + len(blocks)
+        if len(queue) > _ENTRIES_PER_BLOCK * num_queued + _MORE_ENTRIES:
+            self._queue, self._position = self._queued(), 0
+            self._stale.clear()
+
+    def _dequeue_first(self) -> int:
+        """Evict the first block of the queue, before which there is no stale entry."""
+        block = self._queue[self._position]
+        self._position += 1
+        self._num_queued -= 1
+        if self._more_blocks or self._more_keys or self.enable_kv_cache_events:
+            self._remove_from_index((block,))
+        else:
+            del self._found[self._groups[block]][self._hashes[block]]
+        return block
+
+    def _dequeue(self, num_blocks: int) -> list[int]:
+        """Take blocks from the front of the queue. There must be so many."""
+        queue, position, stale = self._queue, self._position, self._stale
+        self._num_queued -= num_blocks
+        if not stale:
+            self._position = position + num_blocks
+            return queue[position : self._position]
+        taken: list[int] = []
+        while len(taken) < num_blocks:
+            block = queue[position]
+            position += 1
+            if block not in stale:
+                taken.append(block)
+            elif stale[block] > 1:
+                stale[block] -= 1
+            else:
+                del stale[block]
+        self._position = position
+        return taken
+
+    def _queued(self) -> list[int]:
+        """The free blocks with keys, the one to be reused first in front."""
+        if not self._stale:
+            return self._queue[self._position :]
+        # Of several entries of a block the last one counts.
+        last = dict.fromkeys(reversed(self._queue[self._position :]))
+        return [block for block in last if self._state[block] == _CACHED][::-1]
+
+    # Keys.
+
+    def _add_keys(
+        self, places: Sequence[int], table: Sequence[int], hashes: Sequence[bytes], group: int
+    ) -> list[int]:
+        state, index, own_hashes, groups = self._state, self._found[group], self._hashes, self._groups
+        for place in places:
+            if state[table[place]] < _REFERENCE:
+                free = [table[place] for place in places if state[table[place]] < _REFERENCE]
+                raise BlockError(f"blocks {free} are free and cannot get keys")
+        new: list[int] = []
+        for place in places:
+            block, block_hash = table[place], hashes[place]
+            if state[block] & _CACHED or block_hash in index:
+                if not self._add_key(block, (block_hash, group)):
+                    continue
+            else:
+                own_hashes[block], groups[block] = block_hash, group
+                state[block] += _CACHED
+                index[block_hash] = block
+            new.append(place)
+        self.keyed_this_step.update([table[place] for place in places])
+        return new
+
+    def _add_key(self, block: int, key: Key) -> bool:
+        block_hash, group = key
+        if key in self.get_keys(block):
+            return False
+        if self._state[block] & _CACHED:
+            self._more_keys[block] = (*self._more_keys.get(block, ()), key)
+        else:
+            self._hashes[block], self._groups[block] = key
+            self._state[block] += _CACHED
+        if self._found[group].setdefault(block_hash, block) == block:
+            return True
+        self._more_blocks.setdefault(key, {})[block] = None
+        return False
+
+    def _remove_from_index(self, blocks: Iterable[int]) -> None:
+        """Take cached blocks out of the index. The caller takes `_CACHED` from their numbers."""
+        index, groups, hashes = self._found, self._groups, self._hashes
+        if self._more_blocks or self._more_keys or self.enable_kv_cache_events:
+            for block in blocks:
+                for key in self.get_keys(block):
+                    self._remove_key(block, key)
+                self._more_keys.pop(block, None)
+        else:
+            for block in blocks:
+                del index[groups[block]][hashes[block]]
+
+    def _remove_key(self, block: int, key: Key) -> None:
+        block_hash, group = key
+        index = self._found[group]
+        others = self._more_blocks.get(key)
+        if others is None:
+            del index[block_hash]
+            if self.enable_kv_cache_events:
+                self._events.append(BlockRemoved((block_hash,), group))
+            return
+        leaving = block
+        if index[block_hash] == block:
+            index[block_hash] = leaving = next(iter(others))
+        del others[leaving]
+        if not others:
+            del self._more_blocks[key]
+
+    def _check_known(self, blocks: Sequence[int]) -> None:
+        if blocks and not (min(blocks) >= 0 and max(blocks) < self.num_gpu_blocks):
+            super()._check_known(blocks)

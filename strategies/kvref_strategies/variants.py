@@ -1,0 +1,102 @@
+"""The same operations for each variant of an implementation, one variant after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvref.target import Outcome
+from kvref_strategies.caches import cache_subjects, setups
+from kvref_strategies.engine import CHOICES, NEEDED, Engine as CacheEngine
+from kvref_strategies.pools import CHOICE, Engine as PoolEngine
+from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
+
+
+class Recorder:
+    """A stage that creates one variant of a part, and can repeat all operations with another variant."""
+
+    def __init__(self, stage: Stage, part: str, variant: str) -> None:
+        self.stage, self.part, self.variant = stage, part, variant
+        self.operations: list[tuple[str, dict[str, Any]]] = []
+
+    def perform(self, operation: str, /, **arguments: Any) -> Outcome:
+        # A copy, since whoever drives the target goes on with the lists in it.
+        self.operations.append((operation, json.loads(json.dumps(arguments))))
+        return self._perform(operation, arguments)
+
+    def fresh(self, *flags: str) -> None:
+        raise NotImplementedError("variants are compared in one process")
+
+    def repeat(self, variant: str) -> None:
+        self.variant = variant
+        for operation, arguments in self.operations:
+            self._perform(operation, arguments)
+
+    def _perform(self, operation: str, arguments: dict[str, Any]) -> Outcome:
+        if operation == f"{self.part}.create":
+            arguments = {**arguments, "variant": self.variant}
+        return self.stage.perform(operation, **arguments)
+
+
+def names(description: Description, part: str) -> Sequence[str]:
+    """The variants of a part that the target declares."""
+    declared: list[str] = (description["capabilities"].get("variants") or {}).get(part, [])
+    return declared
+
+
+def _missing(description: Description, part: str) -> str | None:
+    return None if len(names(description, part)) > 1 else f"the target declares no variants of its {part}"
+
+
+def pool_variants(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """An engine that uses a pool, and now and then does what no engine may do."""
+    first, *others = names(description, "pool")
+    recorder = Recorder(stage, "pool", first)
+    engine = PoolEngine(draw, recorder, description)
+    for choice in _drawn(draw, CHOICE):
+        engine.go_on(choice)
+    if draw(st.booleans()):
+        engine.misuse(draw)
+    for variant in others:
+        recorder.repeat(variant)
+
+
+def cache_variants(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
+    """An engine that uses a cache manager."""
+    first, *others = names(description, "cache")
+    recorder = Recorder(stage, "cache", first)
+    engine = CacheEngine(recorder, setups(draw, description, subject), description["parts"])
+    for choice in _drawn(draw, st.integers(0, CHOICES - 1)):
+        engine.go_on(choice)
+    for variant in others:
+        recorder.repeat(variant)
+
+
+def _drawn(draw: Draw, choices: st.SearchStrategy[int]) -> list[int]:
+    """Several lists, since Hypothesis draws long ones rarely."""
+    return [choice for _ in range(6) for choice in draw(st.lists(choices, max_size=16))]
+
+
+def _pool_subjects(description: Description) -> Subjects:
+    return {"pool": _missing(description, "pool")}
+
+
+def _cache_subjects(description: Description) -> Subjects:
+    missing = _missing(description, "cache")
+    return {name: reason or missing for name, reason in cache_subjects(description).items()}
+
+
+WORKLOADS = [
+    Workload("pool.variants", ("pool",), _pool_subjects, pool_variants),
+    Workload(
+        "cache.variants",
+        ("cache", *(f"cache.{name}" for name in NEEDED)),
+        _cache_subjects,
+        cache_variants,
+        weight=0.25,
+        unobserved="no cache for such layers could be made",
+    ),
+]

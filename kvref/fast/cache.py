@@ -98,7 +98,7 @@ def is_settled(manager: SingleTypeKVCacheManager, request_id: str, num_tokens: i
 
     It is not if its manager has rules of its own for what a step does: nothing is known of these.
     """
-    if not _has_base_steps(type(manager)):
+    if not _has_base_steps(type(manager)):  # type: ignore[arg-type]  # mypy takes a class for unhashable
         return False
     length = manager.table_length(TokenCounts(num_tokens=num_tokens, num_tokens_main_model=num_tokens))
     num_cached = manager.num_cached_block[request_id]

@@ -27,8 +27,8 @@ is killed.
 
 ## What is done
 
-* mutmut makes mutants of all of `kvref` but the protocol of a target, and `device_copy` and `device_kernel`,
-  which need a CUDA device and are judged by tests/cuda. Those that change nothing but what is
+* mutmut makes mutants of all of `kvref` but the protocol of a target, and `fast.device_copy` and
+  `fast.device_kernel`, which need a CUDA device and are judged by tests/cuda. Those that change nothing but what is
   said, a string or what goes into the message of an exception, are left out, as are those of `strict` of a
   `zip`, which guards against mistakes to come; and so are functions that mutmut never changes: those with
   decorators, properties among them.

@@ -67,8 +67,9 @@ from kvref_conformance.runner import DEPTH, Options
 def cli() -> None:
     """Check that a KV-cache implementation keeps the laws an LLM engine relies on.
 
-    A TARGET is 'reference' (kvref's own, the default if no profile names one), 'vllm' (the one installed),
-    'vllm==VERSION' (a release that 'kvref hosts' prepared), 'vllm:PLUGIN' or 'vllm==VERSION:PLUGIN' (with
+    A TARGET is 'reference' (kvref's own, the default if no profile names one), 'reference:fast' or
+    'reference:plain' (one half of it: a check of 'reference' is of the plain half, a benchmark of the fast
+    one), 'vllm' (the one installed), 'vllm==VERSION' (a release that 'kvref hosts' prepared), 'vllm:PLUGIN' or 'vllm==VERSION:PLUGIN' (with
     that platform plugin), 'package.module:factory' for any other (docs/targets.md), or the name of one of
     several profiles in a file (docs/profile.md).
     """

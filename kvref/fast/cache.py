@@ -104,7 +104,9 @@ def is_settled(manager: SingleTypeKVCacheManager, request_id: str, num_tokens: i
     num_cached = manager.num_cached_block[request_id]
     return (
         length <= len(manager.req_to_blocks[request_id])
-        and (num_tokens // manager.block_size <= num_cached or manager._num_to_cache(num_tokens) <= num_cached)
+        and (
+            num_tokens // manager.block_size <= num_cached or manager._num_to_cache(num_tokens) <= num_cached
+        )
         # At least one of the tokens is still to be computed.
         and manager._num_skipped_blocks(num_tokens - 1) <= manager._num_nulled[request_id]
     )

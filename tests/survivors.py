@@ -26,8 +26,8 @@ reason. A run fails if a mutant survives that is not listed, or if a listed one 
 
 ## How it works
 
-* mutmut makes mutants of all of `kvref`, except the protocol of a target and `device_copy` and
-  `device_kernel`, which need a CUDA device and are tested by tests/cuda. We leave out mutants that change
+* mutmut makes mutants of all of `kvref`, except the protocol of a target and `fast.device_copy` and
+  `fast.device_kernel`, which need a CUDA device and are tested by tests/cuda. We leave out mutants that change
   only text: a string, or what goes into the message of an exception. We also leave out changes to `strict`
   of a `zip`, which guards against future mistakes. mutmut itself never changes functions with decorators,
   properties included.

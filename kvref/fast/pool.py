@@ -342,9 +342,9 @@ class BlockPool(pool.BlockPool):
         index, groups, hashes = self._found, self._groups, self._hashes
         if self._more_blocks or self._more_keys or self.enable_kv_cache_events:
             for block in blocks:
-                for key in self.get_keys(block):
+                self._remove_key(block, (hashes[block], groups[block]))
+                for key in self._more_keys.pop(block, ()):
                     self._remove_key(block, key)
-                self._more_keys.pop(block, None)
         else:
             for block in blocks:
                 del index[groups[block]][hashes[block]]

@@ -26,10 +26,11 @@ from kvref_conformance.commands.replay import replay
 def cli() -> None:
     """Check that a KV-cache implementation keeps the laws an LLM engine relies on.
 
-    A TARGET is 'reference' (kvref's own, the default if no profile names one), 'vllm' (the one installed),
-    'vllm==VERSION' (a release that 'kvref hosts' prepared), 'vllm:PLUGIN' or 'vllm==VERSION:PLUGIN' (with
-    that platform plugin), 'package.module:factory' for any other (docs/targets.md), or the name of one of
-    several profiles in a file (docs/profile.md).
+    A TARGET is 'reference' (kvref's own, the default if no profile names one; 'reference:fast' and
+    'reference:plain' are its two halves), 'vllm' (the one installed), 'vllm==VERSION' (a release that 'kvref
+    hosts' prepared), 'vllm:PLUGIN' or 'vllm==VERSION:PLUGIN' (with that platform plugin),
+    'package.module:factory' for any other (docs/targets.md), or the name of one of several profiles in a
+    file (docs/profile.md).
     """
 
 

@@ -73,7 +73,7 @@ def test_an_entry_told_nowhere(tmp_path: Path, elsewhere: dict[str, Any], words:
 
 def test_what_is_told_elsewhere_is_not_told_again(tmp_path: Path) -> None:
     """With the same reason and trace; anything else is the version's own."""
-    told = {entry.title: entry for entry in baseline._told_in_full(NEWEST)}
+    told = {entry.title: entry for entry in baseline._own_entries(NEWEST)}
     same, *_ = told.values()
     other = {"runs": [{"flags": [], "operations": [{"op": "specs.classes", "args": {}}]}]}
 

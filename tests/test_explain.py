@@ -41,13 +41,13 @@ def test_all_that_is_held_of_a_law_is_told(law: str) -> None:
         assert f"the capability {name}: {CAPABILITIES[name].what}" in told
     may = told.partition("may do differently, if you declare it")[2].partition("\n\n")[0]
     for name, capability in CAPABILITIES.items():
-        is_about = bool(workload) and not {*capability.parts}.isdisjoint(workload.parts)
+        is_about = workload is not None and not {*capability.parts}.isdisjoint(workload.parts)
         assert (f"  {name}: {capability.what}" in may) == (is_about and name not in known.capabilities)
     own = [fault for fault in faults() if fault.law == law]
     assert own
     for fault in own:
         assert re.search(rf"^  kvref check {re.escape(fault.target)} .*--laws {re.escape(law)}\b", told, re.M)
-    assert told.count("reported as ") == sum(bool(fault.source) for fault in own)
+    assert told.count("(reported as ") == sum(bool(fault.source) for fault in own)
     assert "()" not in told
     # No part is empty.
     assert not re.search(r"^\S.*\n\n|^\S.*\n\Z", told.partition("\n\n")[2], re.M)

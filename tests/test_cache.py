@@ -155,8 +155,8 @@ def state(manager: KVCacheManager, names: Sequence[str]) -> object:
 
 
 class Engine:
-    """Runs requests, and keeps what the blocks hold: for attention at each place the tokens up to there, for
-    recurrent layers the tokens that the state has seen."""
+    """Runs requests, and keeps what the blocks hold: for attention the tokens up to each slot, for recurrent
+    layers the tokens that the state has seen."""
 
     def __init__(self, specs: Sequence[KVCacheSpec], eagle: bool = False) -> None:
         self.specs = specs
@@ -172,7 +172,7 @@ class Engine:
         self.manager.coordinator.allocate = self.watched(self.manager.coordinator.allocate)  # type: ignore
 
     def watched(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
-        """Need is exact: what was counted is what the pool has fewer. New ids are told."""
+        """The need is exact: the pool has as many blocks fewer as were counted. New ids are reported."""
         coordinator, pool = self.manager.coordinator, self.manager.block_pool
 
         def wrapped(request_id: str, *arguments: Any) -> Any:
@@ -361,7 +361,7 @@ class Engine:
         self.new_ids = set()
         for manager in coordinator.single_type_managers:
             cap = manager.max_admission_blocks_per_request
-            # What a step that is still in flight started from is held on top of that.
+            # The state that a step in flight started from stays referenced on top of that.
             more = getattr(manager, "mamba_cache_mode", "") == "align"
             for table in manager.req_to_blocks.values():
                 assert cap is None or len([block for block in table if block]) <= cap + more

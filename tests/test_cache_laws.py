@@ -93,7 +93,7 @@ def resent() -> list[Event]:
 
 
 def granted(events: list[Event], where: Callable[[Event, Event], bool] = lambda event, state: True) -> int:
-    """The place of an allocation that was granted, and is like that."""
+    """The index of a granted allocation that looks like that."""
     return next(
         place
         for place, event in enumerate(events)

@@ -77,7 +77,7 @@ def test_what_a_store_reads_is_not_handed_out() -> None:
 
 
 def test_nothing_is_said_of_what_was_not_freed() -> None:
-    """Who holds a block and sees another get it has no trouble with the connector."""
+    """If another request gets a block that is still referenced, the connector is not at fault."""
     assert held_until_sent([[*STORING, take(3)]]) == 0
     assert held_until_sent([[CREATE, take(1), take(1), store("out", (1, 0)), take(1)]]) == 0
 
@@ -98,7 +98,7 @@ def test_what_was_written_since_is_not_what_was_loaded() -> None:
     assert held_until_sent([[*loading, write(3, "cc"), read(3, "cc")]]) == 1
     assert held_until_sent([[*loading, write(3, "cc"), read(3, "xx")]]) == 1
     assert held_until_sent([[*loading, free(3), take(3), read(3, "xx")]]) == 2
-    # Nobody knows what is in a block that was taken and not written.
+    # The content of a block that was allocated and not written is unknown.
     unknown = [CREATE, take(1), store("out", (1, 0)), START, done("out"), load("in", (1, 0)), START]
     assert held_until_sent([[*unknown, done("in"), read(1, "xx")]]) == 0
 

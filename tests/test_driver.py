@@ -52,7 +52,7 @@ def test_the_same_seed_makes_the_same_examples(journal: Path) -> None:
 
 @pytest.mark.parametrize("subject", ["FullAttentionSpec", "SlidingWindowSpec", "MambaSpec"])
 def test_what_is_kept_is_what_any_stage_keeps(subject: str, journal: Path) -> None:
-    """Nothing of what went in or came out was changed behind, or is other than JSON has it."""
+    """No argument or answer was changed afterwards, and all are plain JSON."""
     driver, made = examples(subject, 3, 3, journal)
     for example in made:
         swift, careful = driver.perform_swiftly(example), LocalStage(TARGET, Journal(journal))

@@ -16,7 +16,7 @@ PER_STEP = ["new_step", "take_copies", "take_events", "take_new_block_ids"]
 
 
 class Kept:
-    """A stage that performs on the reference and keeps what it was told."""
+    """A stage that performs on the reference and keeps the calls it got."""
 
     def __init__(self) -> None:
         self.target = ReferenceTarget()

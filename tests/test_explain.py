@@ -1,4 +1,4 @@
-"""What is told of one law."""
+"""What `kvref explain` says about a law."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_all_that_is_held_of_a_law_is_told(law: str) -> None:
 
 
 def test_capabilities_are_about_parts_that_there_are() -> None:
-    """So each is told of, where it matters."""
+    """So `kvref explain` names each capability where it matters."""
     parts = {part for workload in WORKLOADS.values() for part in workload.parts}
     assert [name for name, capability in CAPABILITIES.items() if not {*capability.parts} <= parts] == []
 

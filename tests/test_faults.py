@@ -78,7 +78,7 @@ def test_the_reference_keeps_every_law() -> None:
 
 
 def check_fault(fault: str) -> tuple[list[Row], list[Row]]:
-    """What is told of the law that the fault breaks, and of the others of its area."""
+    """The results of the law that the fault breaks, and of the other laws of its area."""
     law = LAWS[FAULTS[fault]]
     others = tuple(other.id for other in LAWS.values() if other is law or other.area in near(law.id))
     in_cache = law.area in CACHE_AREAS or law.id in SHOWN_BY
@@ -119,7 +119,7 @@ def test_fault_breaks_exactly_its_law(fault: str) -> None:
 
 
 def left_out(row: Row) -> bool:
-    """Whether there is nothing that the law speaks of: no plugin, no window, no cache of such layers."""
+    """Whether the target has nothing for the law to judge: no plugin, no window, no cache of these layers."""
     reasons = ["there is no plugin", UNKNOWN_KIND, "the target does not declare the capability partial_hits"]
     if row.law != ANSWERS.id:
         reasons.append(WORKLOADS[LAWS[row.law].workload].unobserved)

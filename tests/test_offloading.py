@@ -1,4 +1,4 @@
-"""Copies between a cache and the host, and who holds blocks meanwhile, on the CPU."""
+"""Copies between a cache and the host, and the references held meanwhile, on the CPU."""
 
 import copy
 import ctypes
@@ -177,7 +177,7 @@ def test_what_is_not_there_is_refused(
 def test_what_nobody_can_mean_is_refused(
     one: Offloaded, operation: str, pairs: list[tuple[int, int]], said: str
 ) -> None:
-    """Blocks 1 and 2 are held, block 3 is free and has a key."""
+    """Blocks 1 and 2 are referenced, block 3 is free and cached."""
     cache_block_3(one.pool)
     before = one.picture()
     submit = getattr(one.connector, f"submit_{operation}")

@@ -66,7 +66,7 @@ def test_importing_the_reference_loads_nothing_heavy() -> None:
 
 
 def test_the_pytest_plugin_is_cheap_to_import() -> None:
-    # Every pytest run of everybody who has kvref installed imports it.
+    # Every pytest run with kvref installed imports it.
     assert loaded_by("import kvref_conformance.plugin", {"torch", "hypothesis"}) == set()
 
 
@@ -94,7 +94,7 @@ def test_arrows_between_packages_point_one_way(package: str, allowed: set[str]) 
         for source in SOURCES[package].rglob("*.py")
         if (names := imported(source) - allowed - sys.stdlib_module_names)
     }
-    # Triton comes with torch for CUDA devices, and what runs there is asked for by nothing else.
+    # Triton comes with torch for CUDA devices, and nothing else needs the code that runs there.
     kernel = {"kvref/device_kernel.py": {"triton"}} if package == "kvref" else {}
     assert strangers == kernel
 

@@ -51,7 +51,7 @@ PAGE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class StubbornSpec(KVCacheSpec):
-    """A vendor's, of one page size whatever happens."""
+    """A vendor's spec with a fixed page size."""
 
     @property
     def page_size_bytes(self) -> int:

@@ -106,7 +106,7 @@ def test_what_is_right_is_found_right() -> None:
 
 
 def test_the_story_of_a_wrong_hit() -> None:
-    """Which request, kind, position and block; what is there, who wrote it, and when."""
+    """Which request, kind, position and block; what is there, which request wrote it, and when."""
     stage = two_requests()
     [_, (first, second, last)] = [
         event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"

@@ -111,7 +111,7 @@ def test_sum_is_plan() -> None:
 
 
 def test_a_stub_keeps_no_law() -> None:
-    """Memory of which nothing is told is missing, and gives the other laws nothing to judge."""
+    """Memory that is not reported is missing, and gives the other laws nothing to judge."""
     events = [
         *registered(FULL, WINDOW),
         allocated(FULL, WINDOW, num_blocks=2),
@@ -151,7 +151,7 @@ def test_one_buffer() -> None:
 
 
 def test_answers_are_looked_at_first() -> None:
-    """What laws could not work with is told to whoever wrote the target."""
+    """If laws cannot work with an answer, kvref reports it to the author of the target."""
     allocation, registration = registered(FULL, WINDOW, layout="LKBNHC")
     for told in (allocation, registration):
         assert not problem(told["op"], told["outcome"]["value"])
@@ -242,7 +242,7 @@ def test_round_trip(layout: str) -> None:
     assert broken_by(
         law, lambda e: e["outcome"].update(value=short["outcome"]["value"][:-2]), *events, short
     ) == ("length",)
-    # Nothing is certain of what nobody has written to.
+    # Bytes that were never written may hold anything.
     assert LAWS[law].check([[*events, event("tensors.read", layer="layer.0", block=0)]]) == 0
 
 

@@ -1,4 +1,4 @@
-"""Who holds which block, as the page of a report draws it."""
+"""Which request holds which block, as the page of a report draws it."""
 
 from __future__ import annotations
 

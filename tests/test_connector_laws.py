@@ -1,4 +1,4 @@
-"""Laws of connectors on events made by hand: what is right raises no alarm, what is wrong does, as said."""
+"""Laws of connectors on events made by hand: correct events break no law, wrong ones do, in the given way."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -216,7 +216,7 @@ def loaded(computed: int) -> Event:
 def test_what_is_being_loaded_has_no_key(behind: dict[int, list[str]]) -> None:
     assert failed_load([[*LOADING, state(FOUND)]]) == 1
     assert facets(failed_load, *LOADING, state(behind)) == ("being loaded",)
-    # Nor later, nor because it is given up.
+    # Nor later, nor because it is freed.
     other = allocate("s", 4, delay=False)
     for later in (other, event("cache.free", request="r")):
         assert failed_load([[*LOADING, state(FOUND), later, state(FOUND)]]) == 1
@@ -259,7 +259,7 @@ def test_what_has_arrived_gets_keys(
 
 
 def test_keys_that_were_there_are_not_new() -> None:
-    """Another request has computed the same, or may compute what is not known of here."""
+    """Another request has computed the same tokens, or may compute tokens that these events do not show."""
     there = {**FOUND, 5: ["h12/0"]}
     assert failed_load([[*LOADING, state(there), loaded(8), state({**there, 2: ["h8/0"]})]]) == 2
     assert failed_load([[*LOADING, state(FOUND), loaded(8), state({**FOUND, 3: ["unknown/0"]})]]) == 2

@@ -174,7 +174,7 @@ def test_align_finds_where_steps_ended() -> None:
 
 
 def test_a_group_that_lacks_something_bounds_all() -> None:
-    """Where the window group lost a block, the hit ends before, at the next length that all can serve."""
+    """If a window group's block was evicted, the hit ends earlier, at the next length that all can serve."""
     manager = KVCacheManager(
         config([full(), window(8), mamba("all", 8)]), 400, scheduler_block_size=8, hash_block_size=4
     )

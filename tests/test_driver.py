@@ -1,4 +1,4 @@
-"""Driven examples: the same from the same seed, seen as they are, and reduced when they break a law."""
+"""Driven examples: the same for the same seed, reported unchanged, and reduced when they break a law."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_what_is_kept_is_what_any_stage_keeps(subject: str, journal: Path) -> No
 
 
 def test_what_breaks_is_reduced(journal: Path) -> None:
-    """Down to what it takes: ten requests, no more, and short ones."""
+    """Reduced to what it takes: ten short requests, no more."""
     driver, made = examples("FullAttentionSpec", 0, 1, journal)
     sizes = []
 
@@ -107,7 +107,7 @@ def test_rates_are_told(kvref: Kvref) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_a_death_while_driven_is_told_in_full(kvref: Kvref, tmp_path: Path) -> None:
-    """The operations are found again from the numbers in the journal."""
+    """The numbers in the journal give the same operations again."""
     laws = ("--laws", "target.answers", "--laws", "manager.references", *REFERENCES[2:])
     folder = tmp_path / "report"
     ran = kvref.check("hostile_reference:dies_of_many_requests", *laws, "--report", folder)

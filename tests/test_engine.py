@@ -1,4 +1,4 @@
-"""The scheduler in miniature on the reference: nothing fails, and its own calls are found again."""
+"""The mini-scheduler on the reference: nothing fails, and the search finds its own calls again."""
 
 import copy
 import random

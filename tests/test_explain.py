@@ -64,7 +64,7 @@ def test_what_a_fault_does_is_told_as_it_says_itself() -> None:
         module, _, name = fault.target.partition(":")
         says = " ".join(getattr(importlib.import_module(module), name).__doc__.split())
         told = explained(fault.law).partition(f"{fault.name} (")[2].partition("\n")[0].partition(": ")[2]
-        # Where it was reported stands in front.
+        # Its source stands in front.
         assert told.removesuffix(".") == says.removesuffix(".").removesuffix(f" ({fault.source})")
 
 

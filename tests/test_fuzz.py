@@ -153,7 +153,7 @@ def test_killed_at_once_it_has_lost_nothing_and_goes_on(kvref: Kvref, folder: Pa
     found = {(each["law"], each["subject"], each["facet"]): each for each in after["findings"]}
     assert len(found) == len(after["findings"])
     for path in before:
-        # Reduced meanwhile: what was there has given way to it.
+        # Reduced meanwhile: the reduced finding has replaced the first one.
         assert not path.exists()
     assert {each["status"] for each in found.values()} == {"broken"}
 

@@ -1,4 +1,4 @@
-"""What targets do to kvref: one clear paragraph and the right exit code, soon, and nothing left behind."""
+"""Whatever a target does, kvref ends soon, says why in one paragraph, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -577,7 +577,7 @@ def test_interrupts_leave_nothing(
 
 
 def test_interrupt_while_confirming(kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread is waited for."""
+    """kvref waits for no thread."""
     marker = tmp_path / "marker"
     monkeypatch.setenv("HOSTILE_MARKER", str(marker))
     target = "hostile_operations:merge_hangs_in_programs"

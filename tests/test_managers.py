@@ -152,7 +152,7 @@ def test_sinks_that_end_within_a_block_are_refused() -> None:
 def allocate(
     manager: SingleTypeKVCacheManager, tokens: int, lookahead: int = 0, encoder: int = 0
 ) -> list[int]:
-    """Allocate for request "r", and check what was foretold; returns the table."""
+    """Allocate for request "r", and check the prediction; returns the block table."""
     slots = Slots(tokens + lookahead, tokens, encoder)
     if "r" not in manager.req_to_blocks:
         manager.add_local_computed_blocks("r", (), 0)

@@ -41,7 +41,7 @@ def rows(caches: CanonicalKVCaches) -> list[list[list[int]]]:
 
 
 class Offloaded:
-    """A connector for the blocks 1 to 7 of a pool, with three places on the host."""
+    """A connector for the blocks 1 to 7 of a pool, with three blocks on the host."""
 
     def __init__(self) -> None:
         self.pool = BlockPool(8, True, 4)
@@ -210,7 +210,7 @@ def test_what_is_read_may_be_given_twice(one: Offloaded) -> None:
 
 
 def cache_block_3(pool: BlockPool) -> None:
-    """Blocks 1 and 2 are taken, and 3 for a moment, so that it gets a key."""
+    """Blocks 1 and 2 are allocated, and 3 for a moment, so that it is cached."""
     taken = pool.get_new_blocks(3)
     request = Request("r", [0] * 4)
     request.block_hashes = [b"hash"]

@@ -114,7 +114,7 @@ def pool_order(order: list[int], without: int) -> list[int]:
 
 
 def lined_up(num_blocks: int) -> tuple[BlockPool, list[int]]:
-    """A pool all of whose blocks are free and have keys, and these blocks in the order of their reuse."""
+    """A pool with all blocks free and cached, and these blocks in the order of reuse."""
     pool = make(1 + num_blocks)
     table = pool.get_new_blocks(num_blocks)
     cache(pool, table)
@@ -163,7 +163,7 @@ def test_the_line_gets_no_longer_by_reuse_alone() -> None:
 
 
 def test_the_line_gets_no_longer_by_hits_alone() -> None:
-    """Where nothing is evicted, no turn ever comes: places that were left pile up, but not forever."""
+    """If nothing is evicted, stale entries of the free list pile up, but not forever."""
     pool, table = lined_up(5)
     for number in range(1000):
         pool.touch([table[number % 5]])

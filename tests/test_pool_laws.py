@@ -1,4 +1,4 @@
-"""Laws of the pool on events made by hand: what is right raises no alarm, what is wrong does, as said."""
+"""Laws of the pool on events made by hand: correct events break no law, wrong ones do, in the given way."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ def event(op: str, value: Any = None, /, **arguments: Any) -> Event:
 
 
 def create(order: dict[str, str] | None = None, *, caching: bool = True, **shape: Any) -> Event:
-    """A pool of the null block 0 and the blocks 1, 2, 3, if nothing else is said."""
+    """By default a pool of the null block 0 and the blocks 1, 2, 3."""
     return event(
         "create",
         {"null": 0, "reserved": [], **shape},
@@ -96,7 +96,7 @@ ALL = (partition, ref_model, null_block, bad_input_refused, reuse_order, hash_me
 
 
 def test_what_is_right_breaks_nothing() -> None:
-    """Two requests share a block, which outlives the first, then is freed, found, evicted, and forgotten."""
+    """Two requests share a block, which outlives the first, then is freed, found, evicted, and gone."""
     run = [
         create(ORDER),
         state([1, 2, 3]),

@@ -1,4 +1,4 @@
-"""Configurations that cannot be right are refused, by an error of our own that names layers and numbers."""
+"""kvref refuses wrong configurations with an error of its own that names layers and numbers."""
 
 from __future__ import annotations
 

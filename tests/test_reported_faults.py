@@ -1,4 +1,4 @@
-"""Each fault that others have reported is found by its law, with a trace in which several operations meet."""
+"""Each reported fault is found by its law, with a trace in which several operations meet."""
 
 import importlib
 import io

@@ -1,4 +1,4 @@
-"""The shadow: what it finds without knowing of anything inside, and what it says of it."""
+"""The shadow: what it finds from the outside, and how it reports it."""
 
 import io
 import json
@@ -82,7 +82,7 @@ OPERATIONS = [
 
 
 def two_requests() -> SwiftStage:
-    """One computes a prompt of four tokens, and goes; another one begins with the same."""
+    """One request computes a prompt of four tokens and ends; another begins with the same tokens."""
     stage = SwiftStage(ReferenceTarget())
     setup = Setup([{"spec": FULL, "eagle": False, "kind": "FullAttentionSpec"}], 10, 2, 2, 16, 16)
     engine = Engine(stage, setup, OPERATIONS, tables_only=True)

@@ -1,4 +1,4 @@
-"""Laws of sharing on events made by hand: what is right raises no alarm, what is wrong does, as said."""
+"""Laws of sharing on events made by hand: correct events break no law, wrong ones do, in the given way."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The laws of memory and canonical views, on what the reference answers, and on that with a mistake."""
+"""The laws of memory and canonical views, on the reference's answers, and on answers with a mistake."""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def event(op: str, **arguments: Any) -> dict[str, Any]:
-    """What the reference does, as a law sees it."""
+    """The reference's operations, as a law sees them."""
     answer = perform(ReferenceTarget(), op, arguments)
     return copy.deepcopy({"op": op, "args": arguments, "outcome": answer})
 
@@ -36,7 +36,7 @@ def allocated(*specs: Any, layout: str = "LBNHC", buffers: str = "each", **how: 
 
 
 def facets(law: str, *events: dict[str, Any]) -> tuple[str, ...]:
-    """The ways in which the events break the law; none if they keep it, and it judged something."""
+    """The facets in which the events break the law; none if the law judged something and it holds."""
     try:
         assert LAWS[law].check([list(events)]) > 0
     except LawBroken as broken:
@@ -117,7 +117,7 @@ def test_a_stub_keeps_no_law() -> None:
         allocated(FULL, WINDOW, num_blocks=2),
         allocated(FULL, WINDOW, buffers="one"),
     ]
-    # Those that ask whether there is an answer are content with any.
+    # Laws that only need an answer accept any.
     laws = [
         law for law in LAWS.values() if law.area in ("tensors", "canonical") and not law.id.endswith("total")
     ]

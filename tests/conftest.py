@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from kvref_conformance.commands.cli import cli
 from kvref_conformance.running.checker import DEPTHS
 
-# Where pytest itself runs in the background, interrupts are ignored, and would be by what it starts, too.
+# If pytest runs in the background, it ignores interrupts, and so would its child processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,7 +48,7 @@ class Ran:
 
 
 class Kvref:
-    """Runs the command line with folders and a mark of its own."""
+    """Runs the command line with its own folders and mark."""
 
     def __init__(self, temporary: Path, cwd: Path, mark: str) -> None:
         self.temporary = temporary

@@ -19,22 +19,22 @@ TRIES = 300_000
 
 
 class GivenUp(Exception):
-    """Whether the engine can issue the calls is not known."""
+    """It is not known whether the engine can issue the calls."""
 
 
 class NotSo(Exception):
-    """The engine asks something else than what comes next."""
+    """The engine makes another call than the next one in the record."""
 
 
 class OutOfCalls(Exception):
-    """The engine goes on where the record ends, so it has issued all that there is."""
+    """The engine continues past the end of the record: it has issued every call."""
 
 
 class Record:
-    """The stage of an engine that may ask only what was asked, and is answered what was answered.
+    """The stage of an engine that may make only the recorded calls, and gets the recorded answers.
 
-    `progress` tells a state and not an event: between two other calls, each request's own order of
-    states counts and not the order among requests, and to tell the same again means nothing.
+    `progress` reports a state, not an event: between two other calls, only the order of each request's own
+    states counts, and a repeated state means nothing.
     """
 
     def __init__(self, calls: Sequence[Call]) -> None:
@@ -132,7 +132,7 @@ class Trial:
 
 
 def news(calls: Sequence[Call]) -> list[Call]:
-    """The calls without those that tell what was told before."""
+    """The calls without those that repeat a state."""
     told: dict[str, tuple[int, int]] = {}
     kept = []
     for call in calls:
@@ -147,7 +147,7 @@ def news(calls: Sequence[Call]) -> list[Call]:
 
 
 def follow(setup: Setup, shape: dict[str, Any], calls: Sequence[Call]) -> tuple[int, int]:
-    """How many of the calls the engine can issue, and how many there are, told twice ones not counted."""
+    """How many of the calls the engine can issue, and how many there are. Repeated states do not count."""
     calls = news(calls)
     created: Call = {"op": "create", "args": setup.arguments, "value": shape}
     record = Record([created, *calls])

@@ -2,8 +2,8 @@
 
 python tests/mutants.py [--sample N] [--where GLOB] [--jobs N] [--page FILE]
 
-It goes on where it was, as long as nothing has changed in what is mutated and what judges it. It exits with 1
-if a mutant survives that docs/survivors.toml does not list, or if one that it lists is killed, or is none.
+A run resumes the last one, unless the mutated code or the laws have changed. It exits with 1 if a mutant
+survives that docs/survivors.toml does not list, or if a listed one is killed or does not exist.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PACKAGES = ("kvref", "strategies/kvref_strategies", "conformance/kvref_conforman
 
 @dataclass(frozen=True)
 class Mutated(Worker):
-    """The reference with mutants, of which the one in a file is awake."""
+    """The reference with mutants; the one named in a file is awake."""
 
     awake: Path = KEPT / "awake"
 

@@ -1,7 +1,7 @@
 """Whether `kvref check` reaches all of the reference, but for refusals and what docs/unreached.toml lists.
 
-Run it on the report of a check with `--coverage` (`tox -e reached`): it tells what the list lacks, and
-what is in it without need, and exits with 1 if there is either.
+Run it on the report of a check with `--coverage` (`tox -e reached`): it names what the list
+lacks and what it lists without need, and exits with 1 if there is either.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Result:
 
 
 def load() -> list[dict[str, Any]]:
-    """Reasons, each with the mutants of which it is told."""
+    """Reasons, each with the mutants that it explains."""
     reasons: list[dict[str, Any]] = tomllib.loads(LISTED.read_text(encoding="utf-8"))["survivors"]
     return reasons
 

@@ -1,4 +1,4 @@
-"""The baselines that are shipped, and how they share what they tell."""
+"""The shipped baselines, and how they share entries."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_entry_told_nowhere(tmp_path: Path, elsewhere: dict[str, Any], words:
 
 def test_what_is_told_elsewhere_is_not_told_again(tmp_path: Path) -> None:
     """With the same reason and trace; anything else is the version's own."""
-    told = {entry.title: entry for entry in baseline._told_in_full(NEWEST)}
+    told = {entry.title: entry for entry in baseline._own_entries(NEWEST)}
     same, *_ = told.values()
     other = {"runs": [{"flags": [], "operations": [{"op": "specs.classes", "args": {}}]}]}
 
@@ -98,7 +98,7 @@ def test_what_is_told_elsewhere_is_not_told_again(tmp_path: Path) -> None:
         ("new", "NOT REVIEWED"),
     ]
     assert {entry.facet for entry in baseline.load(path).known} == {same.facet, "other", "new"}
-    # A version's own entries are its own, whatever it was called before.
+    # A version does not refer to its own baseline.
     result.target["version"] = hosts.BASE
     baseline.save(result, path)
     assert "as_in" not in json.loads(path.read_text())

@@ -85,7 +85,7 @@ def progress(computed: int, in_flight: int, *output: int) -> dict[str, Any]:
 
 
 def new(*events: dict[str, Any]) -> dict[str, int]:
-    """What is counted beyond the cache, a request, and that it was let in."""
+    """What is counted beyond the cache, a request, and its admission."""
     counted = behaviours_of([CREATE, *events])
     usual = ("caches", "requests", "admissions", f"{GROUPS}FullAttentionSpec")
     return {name: count for name, count in counted.items() if count and name not in usual}

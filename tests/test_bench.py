@@ -124,7 +124,7 @@ def test_a_pool_that_is_half_hashed_loses_its_keys_in_a_pass(subjects: list[Subj
 
 
 def test_a_pool_takes_memory_for_each_block(subjects: list[Subject]) -> None:
-    """What is told of memory is that of one pool, whatever was made before."""
+    """The reported memory is that of one pool, whatever was made before."""
     told: list[int] = []
     for num_blocks in (1_000, 100_000):
         prepared = BENCHMARKS["pool.create"].prepare(subjects[0], num_blocks=num_blocks)
@@ -185,7 +185,7 @@ def test_faults_have_to_be_asked_for() -> None:
 
 
 class Scripted:
-    """In place of a process: answers what it is told to."""
+    """Stands in for a process and gives the answers that the test sets."""
 
     def __init__(self, did: Any, seconds: list[float], order: list[str], label: str) -> None:
         self._did, self._seconds, self._order, self._label = did, iter(seconds), order, label
@@ -307,7 +307,7 @@ def test_what_cannot_be_timed_is_left_out_with_its_reason(kvref: Kvref, target: 
     only = "sharing.join" if target.endswith("ends") else "pool.lookup"
     ran = kvref("bench", target, "--path", TARGETS, "--quick", "--only", only)
     text = " ".join(ran.out.split())
-    # Limits are timed whatever the target has.
+    # Limits are timed for every target.
     assert (ran.code, words in text) == (3 if only == "sharing.join" else 0, True), text
 
 

@@ -116,7 +116,7 @@ def request(name: str, tokens: Any, hash_block_size: int = HASH) -> Request:
 
 
 def first_needed(spec: KVCacheSpec, position: int) -> int:
-    """The first position that the token at `position` attends to, said anew."""
+    """The first position that the token at `position` attends to, stated independently."""
     if isinstance(spec, SlidingWindowSpec):
         return max(0, position - spec.sliding_window + 1)
     if isinstance(spec, ChunkedLocalAttentionSpec):
@@ -161,8 +161,8 @@ def state(manager: KVCacheManager, names: Sequence[str]) -> object:
 
 
 class Engine:
-    """Runs requests, and keeps what the blocks hold: for attention at each place the tokens up to there, for
-    recurrent layers the tokens that the state has seen."""
+    """Runs requests, and keeps what the blocks hold: for attention the tokens up to each slot, for recurrent
+    layers the tokens that the state has seen."""
 
     def __init__(self, specs: Sequence[KVCacheSpec], eagle: bool = False) -> None:
         self.specs = specs
@@ -178,7 +178,7 @@ class Engine:
         self.manager.coordinator.allocate = self.watched(self.manager.coordinator.allocate)  # type: ignore
 
     def watched(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
-        """Need is exact: what was counted is what the pool has fewer. New ids are told."""
+        """The need is exact: the pool has as many blocks fewer as were counted. New ids are reported."""
         coordinator, pool = self.manager.coordinator, self.manager.block_pool
 
         def wrapped(request_id: str, *arguments: Any) -> Any:
@@ -238,7 +238,7 @@ class Engine:
         decoding = running.num_tokens - computed == 1
         drafts = min(drafts, self.max_drafts, MAX_LEN - running.num_tokens) if decoding else 0
         running.num_in_flight_tokens = min(in_flight, self.last_step[name])
-        # What is freed by a refused call, too, is freed first.
+        # Blocks that even a refused call frees are freed first.
         self.manager.coordinator.remove_skipped_blocks(name, computed - running.num_in_flight_tokens)
         before = state(self.manager, list(self.running))
         if self.manager.allocate_slots(running, certain + drafts, num_lookahead_tokens=lookahead) is None:
@@ -367,7 +367,7 @@ class Engine:
         self.new_ids = set()
         for manager in coordinator.single_type_managers:
             cap = manager.max_admission_blocks_per_request
-            # What a step that is still in flight started from is held on top of that.
+            # The state that a step in flight started from stays referenced on top of that.
             more = getattr(manager, "mamba_cache_mode", "") == "align"
             for table in manager.req_to_blocks.values():
                 assert cap is None or len([block for block in table if block]) <= cap + more
@@ -471,7 +471,7 @@ def test_random_work(name: str, eagle: bool) -> None:
 
 
 def run(manager: KVCacheManager, name: str, tokens: Any, **more: Any) -> tuple[Request, int]:
-    """Compute all tokens of a request at once; returns it and how many were found."""
+    """Compute all tokens of a request at once; returns the request and the length of its hit."""
     new = request(name, tokens, manager.coordinator.hash_block_size)
     blocks, hit = manager.get_computed_blocks(new)
     assert manager.allocate_slots(new, new.num_tokens - hit, hit, blocks, **more) is not None
@@ -587,7 +587,7 @@ def test_the_whole_sequence_can_be_asked_for() -> None:
 
 @pytest.mark.parametrize("spec", [window(6), chunk(8), mamba("all"), mamba("align", 1)])
 def test_kinds_that_forget_need_no_more_than_their_bound(spec: KVCacheSpec) -> None:
-    """What was planned for the longest request alone is enough to start and to finish it."""
+    """The memory planned for the longest request alone is enough to start and to finish it."""
     probe = make([spec], max_in_flight_tokens=4)
     cap = probe.coordinator.single_type_managers[0].max_admission_blocks_per_request
     assert cap is not None
@@ -646,7 +646,7 @@ def test_who_leaves_a_step_again_leaves_no_key_for_it(specs: list[KVCacheSpec]) 
 
 
 def test_who_leaves_takes_no_keys_of_others() -> None:
-    """What was found in the very step that it is computed in is another request's."""
+    """A block found in the step that computes it is another request's."""
     manager = make([full()])
     first, second = request("a", range(9)), request("b", range(9))
     assert manager.allocate_slots(first, 9) is not None
@@ -683,7 +683,7 @@ def test_steps_without_change_are_over_at_once() -> None:
         assert manager.allocate_slots(running, 1) is not None
         running.append_output_token_ids(0)
         assert len(manager.get_block_ids("a")[0]) == -(-(computed + 1) // 4)
-    # At 9 and 13 a block falls out of the window, at 11 and 15 one gets full, at 12 and 16 one is needed.
+    # At 9 and 13 a block leaves the window, at 11 and 15 one gets full, at 12 and 16 one is needed.
     assert asked == [9, 11, 12, 13, 15, 16]
 
 

@@ -1,4 +1,4 @@
-"""Laws of the cache: each holds for what the reference answered, not for the same with one thing changed."""
+"""Laws of the cache: each holds for the reference's answers, and breaks if one of them is changed."""
 
 import copy
 import random
@@ -22,7 +22,7 @@ OFFERED = [f"cache.{name}" for name in dir(TARGET.cache)]
 
 
 class Recorder:
-    """A stage that keeps what was performed."""
+    """A stage that keeps the operations it performed."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -75,7 +75,7 @@ def recorded(which: str) -> list[Event]:
 
 @remembered
 def resent() -> list[Event]:
-    """A prompt that was computed, and looked for again, without layers that read ahead and with them."""
+    """A prompt that was computed and looked up again, without EAGLE and with it."""
     stage = Recorder()
     for eagle in (False, True):
         one = SETUPS["full"]
@@ -93,7 +93,7 @@ def resent() -> list[Event]:
 
 
 def granted(events: list[Event], where: Callable[[Event, Event], bool] = lambda event, state: True) -> int:
-    """The place of an allocation that was granted, and is like that."""
+    """The index of a granted allocation that looks like that."""
     return next(
         place
         for place, event in enumerate(events)

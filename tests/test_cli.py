@@ -234,7 +234,7 @@ def test_baseline(kvref: Kvref, baseline: Path) -> None:
     ran, report = kvref.report(LOSING, *MERGE, "--baseline", "none")
     assert (ran.code, report["totals"], report["baseline"]) == (1, {"broken": 2}, None)
 
-    # Where it is gone, that is worth a note; so is what cannot be replayed.
+    # A finding that is gone gets a note, and so does one that cannot be replayed.
     document = json.loads(baseline.read_text())
     document["known"][1]["trace"]["runs"][0]["operations"][0]["op"] = "specs.nonsense"
     baseline.write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Laws of connectors on events made by hand: what is right raises no alarm, what is wrong does, as said."""
+"""Laws of connectors on events made by hand: correct events break no law, wrong ones do, in the given way."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +77,7 @@ def test_what_a_store_reads_is_not_handed_out() -> None:
 
 
 def test_nothing_is_said_of_what_was_not_freed() -> None:
-    """Who holds a block and sees another get it has no trouble with the connector."""
+    """If another request gets a block that is still referenced, the connector is not at fault."""
     assert held_until_sent([[*STORING, take(3)]]) == 0
     assert held_until_sent([[CREATE, take(1), take(1), store("out", (1, 0)), take(1)]]) == 0
 
@@ -98,7 +98,7 @@ def test_what_was_written_since_is_not_what_was_loaded() -> None:
     assert held_until_sent([[*loading, write(3, "cc"), read(3, "cc")]]) == 1
     assert held_until_sent([[*loading, write(3, "cc"), read(3, "xx")]]) == 1
     assert held_until_sent([[*loading, free(3), take(3), read(3, "xx")]]) == 2
-    # Nobody knows what is in a block that was taken and not written.
+    # The content of a block that was allocated and not written is unknown.
     unknown = [CREATE, take(1), store("out", (1, 0)), START, done("out"), load("in", (1, 0)), START]
     assert held_until_sent([[*unknown, done("in"), read(1, "xx")]]) == 0
 
@@ -216,7 +216,7 @@ def loaded(computed: int) -> Event:
 def test_what_is_being_loaded_has_no_key(behind: dict[int, list[str]]) -> None:
     assert failed_load([[*LOADING, state(FOUND)]]) == 1
     assert facets(failed_load, *LOADING, state(behind)) == ("being loaded",)
-    # Nor later, nor because it is given up.
+    # Nor later, nor because it is freed.
     other = allocate("s", 4, delay=False)
     for later in (other, event("cache.free", request="r")):
         assert failed_load([[*LOADING, state(FOUND), later, state(FOUND)]]) == 1
@@ -259,7 +259,7 @@ def test_what_has_arrived_gets_keys(
 
 
 def test_keys_that_were_there_are_not_new() -> None:
-    """Another request has computed the same, or may compute what is not known of here."""
+    """Another request has computed the same tokens, or may compute tokens that these events do not show."""
     there = {**FOUND, 5: ["h12/0"]}
     assert failed_load([[*LOADING, state(there), loaded(8), state({**there, 2: ["h8/0"]})]]) == 2
     assert failed_load([[*LOADING, state(FOUND), loaded(8), state({**FOUND, 3: ["unknown/0"]})]]) == 2

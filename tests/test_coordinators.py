@@ -174,7 +174,7 @@ def test_align_finds_where_steps_ended() -> None:
 
 
 def test_a_group_that_lacks_something_bounds_all() -> None:
-    """Where the window group lost a block, the hit ends before, at the next length that all can serve."""
+    """If a window group's block was evicted, the hit ends earlier, at the next length that all can serve."""
     manager = KVCacheManager(
         config([full(), window(8), mamba("all", 8)]), 400, scheduler_block_size=8, hash_block_size=4
     )
@@ -194,7 +194,7 @@ def test_a_group_that_lacks_something_bounds_all() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_groups_are_asked_again_when_others_can_serve_less(order: tuple[int, ...]) -> None:
-    """Windows of one block each, of which each group has but some: only at 8 tokens there is one in all."""
+    """Windows of one block each. Each group caches only some; only at 8 tokens do all have one."""
     kept = [(24, 16, 8), (28, 24, 8), (20, 16, 8, 4)]
     manager = KVCacheManager(config([window(5)] * 3), 400, scheduler_block_size=4, hash_block_size=4)
     first = Request("a", range(32), BlockHasher(4))

@@ -1,6 +1,6 @@
-"""What a user is shown of a broken law: an example that is small, and words that say what is wrong.
+"""What a user sees of a broken law: a small example, and a message that says what is wrong.
 
-`pytest tests/test_counterexamples.py --snapshot-update` writes the words down anew; read what has changed.
+`pytest tests/test_counterexamples.py --snapshot-update` updates the messages; read what has changed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def size(row: Row) -> int:
 
 
 def shown(result: Result, row: Row) -> str:
-    """The words, but for how long it took."""
+    """The message, without how long it took."""
     timeless = replace(row, seconds=0.0, exploring_seconds=0.0, driven_seconds=0.0)
     console = Console(file=io.StringIO(), width=100)
     render(replace(result, rows=[timeless], elapsed_seconds=0.0), console, verbose=True)

@@ -181,7 +181,7 @@ def test_a_target_that_dies(kvref: Kvref) -> None:
 
 
 def test_what_time_was_left_for_is_told(kvref: Kvref) -> None:
-    """A unit tells what it has reached while it goes on."""
+    """A unit reports what it has reached while it runs."""
     options = ("--laws", "pool.partition", "--depth", "deep", "--budget", "3", "--json")
     ran = kvref("check", "reference", "--coverage", *options)
     told = json.loads(ran.out)["coverage"]

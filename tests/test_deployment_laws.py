@@ -121,7 +121,7 @@ def test_without_caching_nothing_need_be_told() -> None:
     [
         [resolved(32, 16), construct(32, 16)],
         [resolved(64, 32), construct(64, 32), refused(64, 24), construct(64, 16)],
-        [resolved(32, 16), refused(64, 16)],  # what nobody resolved may be refused
+        [resolved(32, 16), refused(64, 16)],  # unresolved block sizes may be refused
         [resolved(32, 32, caching=False), construct(32, 32, caching=False), construct(24, 16, caching=False)],
         [resolved(32, 16), construct(32, 16, scheduler_block_size={}, hash_block_size={})],
         [resolved(32, 16), construct(48, 16, scheduler_block_size=None)],
@@ -210,7 +210,7 @@ RANKS = [worker("a", blocks=4), worker("a", blocks=3)]
     "events",
     [
         [GROUPS, planned(STAGES, plan(4, A, NOT_B), plan(4, NOT_A, B))],
-        [GROUPS, planned(STAGES, plan(3, A, NOT_B), plan(3, NOT_A, B))],  # by itself no worker tells how many
+        [GROUPS, planned(STAGES, plan(3, A, NOT_B), plan(3, NOT_A, B))],  # no worker alone shows how many
         [GROUPS, planned([worker("a"), worker()], plan(4, A), plan(4, NOT_A))],
         [GROUPS, planned([*STAGES, worker("a")], plan(4, A, NOT_B), plan(4, NOT_A, B), plan(4, A, NOT_B))],
         [alone(4), alone(3), planned(RANKS, plan(3, A), plan(3, A))],

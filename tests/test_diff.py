@@ -1,4 +1,4 @@
-"""What is told of the changes between two reports."""
+"""What `kvref diff` reports about the changes between two reports."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def commands_in(text: str) -> list[str]:
 
 
 def parse(command: click.Command, context: click.Context, words: list[str]) -> None:
-    """Raises `click.UsageError` for a command or an option that there is not."""
+    """Raises `click.UsageError` for a command or an option that does not exist."""
     _, words, _ = command.make_parser(context).parse_args(words)
     if isinstance(command, click.Group) and words:
         name, chosen, words = command.resolve_command(context, words)

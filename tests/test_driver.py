@@ -1,4 +1,4 @@
-"""Driven examples: the same from the same seed, seen as they are, and reduced when they break a law."""
+"""Driven examples: the same for the same seed, reported unchanged, and reduced when they break a law."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_the_same_seed_makes_the_same_examples(journal: Path) -> None:
 
 @pytest.mark.parametrize("subject", ["FullAttentionSpec", "SlidingWindowSpec", "MambaSpec"])
 def test_what_is_kept_is_what_any_stage_keeps(subject: str, journal: Path) -> None:
-    """Nothing of what went in or came out was changed behind, or is other than JSON has it."""
+    """No argument or answer was changed afterwards, and all are plain JSON."""
     driver, made = examples(subject, 3, 3, journal)
     for example in made:
         swift, careful = driver.perform_swiftly(example), LocalStage(TARGET, Journal(journal))
@@ -63,7 +63,7 @@ def test_what_is_kept_is_what_any_stage_keeps(subject: str, journal: Path) -> No
 
 
 def test_what_breaks_is_reduced(journal: Path) -> None:
-    """Down to what it takes: ten requests, no more, and short ones."""
+    """Reduced to what it takes: ten short requests, no more."""
     driver, made = examples("FullAttentionSpec", 0, 1, journal)
     sizes = []
 
@@ -107,7 +107,7 @@ def test_rates_are_told(kvref: Kvref) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_a_death_while_driven_is_told_in_full(kvref: Kvref, tmp_path: Path) -> None:
-    """The operations are found again from the numbers in the journal."""
+    """The numbers in the journal give the same operations again."""
     laws = ("--laws", "target.answers", "--laws", "manager.references", *REFERENCES[2:])
     folder = tmp_path / "report"
     ran = kvref.check("hostile_reference:dies_of_many_requests", *laws, "--report", folder)

@@ -1,4 +1,4 @@
-"""The scheduler in miniature on the reference: nothing fails, and its own calls are found again."""
+"""The mini-scheduler on the reference: nothing fails, and the search finds its own calls again."""
 
 import copy
 import random
@@ -16,7 +16,7 @@ PER_STEP = ["new_step", "take_copies", "take_events", "take_new_block_ids"]
 
 
 class Kept:
-    """A stage that performs on the reference and keeps what it was told."""
+    """A stage that performs on the reference and keeps the calls it got."""
 
     def __init__(self) -> None:
         self.target = ReferenceTarget()

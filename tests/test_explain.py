@@ -1,4 +1,4 @@
-"""What is told of one law."""
+"""What `kvref explain` says about a law."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def test_all_that_is_held_of_a_law_is_told(law: str) -> None:
         assert f"the capability {name}: {CAPABILITIES[name].what}" in told
     may = told.partition("may do differently, if you declare it")[2].partition("\n\n")[0]
     for name, capability in CAPABILITIES.items():
-        is_about = bool(workload) and not {*capability.parts}.isdisjoint(workload.parts)
+        is_about = workload is not None and not {*capability.parts}.isdisjoint(workload.parts)
         assert (f"  {name}: {capability.what}" in may) == (is_about and name not in known.capabilities)
     own = [fault for fault in faults() if fault.law == law]
     assert own
     for fault in own:
         assert re.search(rf"^  kvref check {re.escape(fault.target)} .*--laws {re.escape(law)}\b", told, re.M)
-    assert told.count("reported as ") == sum(bool(fault.source) for fault in own)
+    assert told.count("(reported as ") == sum(bool(fault.source) for fault in own)
     assert "()" not in told
     # No part is empty.
     assert not re.search(r"^\S.*\n\n|^\S.*\n\Z", told.partition("\n\n")[2], re.M)
 
 
 def test_capabilities_are_about_parts_that_there_are() -> None:
-    """So each is told of, where it matters."""
+    """So `kvref explain` names each capability where it matters."""
     parts = {part for workload in WORKLOADS.values() for part in workload.parts}
     assert [name for name, capability in CAPABILITIES.items() if not {*capability.parts} <= parts] == []
 
@@ -64,7 +64,7 @@ def test_what_a_fault_does_is_told_as_it_says_itself() -> None:
         module, _, name = fault.target.partition(":")
         says = " ".join(getattr(importlib.import_module(module), name).__doc__.split())
         told = explained(fault.law).partition(f"{fault.name} (")[2].partition("\n")[0].partition(": ")[2]
-        # Where it was reported stands in front.
+        # Its source stands in front.
         assert told.removesuffix(".") == says.removesuffix(".").removesuffix(f" ({fault.source})")
 
 

@@ -1,4 +1,4 @@
-"""Which law catches which fault: what is tried, and what is told of it."""
+"""Which law catches which fault: what is tried, and what is reported."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_every_law_has_a_fault() -> None:
 
 
 def test_the_reference_keeps_every_law() -> None:
-    """The control: what the faults break holds without them, for every subject, with examples."""
+    """The control: without the faults, every law holds for every subject, with examples."""
     rows = check("reference", Options(jobs=2))[0].rows
     assert {row.law for row in rows} == set(LAWS)
     rest = [row for row in rows if not left_out(row)]
@@ -78,7 +78,7 @@ def test_the_reference_keeps_every_law() -> None:
 
 
 def check_fault(fault: str) -> tuple[list[Row], list[Row]]:
-    """What is told of the law that the fault breaks, and of the others of its area."""
+    """The results of the law that the fault breaks, and of the other laws of its area."""
     law = LAWS[FAULTS[fault]]
     others = tuple(other.id for other in LAWS.values() if other is law or other.area in near(law.id))
     in_cache = law.area in CACHE_AREAS or law.id in SHOWN_BY
@@ -109,7 +109,7 @@ def test_fault_breaks_exactly_its_law(fault: str) -> None:
     assert {row.law for row in broken} == {law.id}
     assert all(row.program and row.trace for row in broken)
     assert {row.status for row in judged if row not in broken and not left_out(row)} <= {Status.HOLDS}
-    # Where the process ended, nothing can be said of the laws that were being checked.
+    # If the process ended, the laws under check have no result.
     allowed = {Status.HOLDS, Status.INCOMPLETE} if law is ANSWERS else {Status.HOLDS}
     assert {
         row.title: row.status
@@ -119,7 +119,7 @@ def test_fault_breaks_exactly_its_law(fault: str) -> None:
 
 
 def left_out(row: Row) -> bool:
-    """Whether there is nothing that the law speaks of: no plugin, no window, no cache of such layers."""
+    """Whether the target has nothing for the law to judge: no plugin, no window, no cache of these layers."""
     reasons = ["there is no plugin", UNKNOWN_KIND, "the target does not declare the capability partial_hits"]
     if row.law != ANSWERS.id:
         reasons.append(WORKLOADS[LAWS[row.law].workload].unobserved)

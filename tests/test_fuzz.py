@@ -1,4 +1,4 @@
-"""`kvref fuzz`: what it finds is there whatever ends it, is told once, and it goes on where it was."""
+"""`kvref fuzz` keeps its findings however it ends, reports each once, and resumes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_help_and_usage(kvref: Kvref, tmp_path: Path) -> None:
 
 
 def test_nothing_is_found_in_the_reference(kvref: Kvref, folder: Path) -> None:
-    """The control. The second run goes on with rounds of its own."""
+    """The control. The second run continues with its own rounds."""
     ran = fuzz(kvref, "reference", folder, *MERGE)
     assert (ran.code, "nothing found" in ran.out) == (0, True)
     first = state(folder)
@@ -143,7 +143,7 @@ def test_killed_at_once_it_has_lost_nothing_and_goes_on(kvref: Kvref, folder: Pa
         validate(json.loads(path.read_text()), "trace")
         assert kvref("replay", path, FAULT).code == 1
     interrupted = state(folder)["round"]
-    # On a slow machine a minute is too little to reduce what was found; the same command goes on.
+    # On a slow machine a minute is too little to reduce the finding; the same command resumes.
     for _ in range(4):
         assert fuzz(kvref, FAULT, folder, *SHADOW, seconds=12).code == 1
         after = state(folder)
@@ -153,7 +153,7 @@ def test_killed_at_once_it_has_lost_nothing_and_goes_on(kvref: Kvref, folder: Pa
     found = {(each["law"], each["subject"], each["facet"]): each for each in after["findings"]}
     assert len(found) == len(after["findings"])
     for path in before:
-        # Reduced meanwhile: what was there has given way to it.
+        # Reduced meanwhile: the reduced finding has replaced the first one.
         assert not path.exists()
     assert {each["status"] for each in found.values()} == {"broken"}
 

@@ -1,4 +1,4 @@
-"""What the how-to guides show is what happens: their code runs, and their commands say what they show."""
+"""The how-to guides are true: their code runs, and their commands print what they show."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def consoles(page: str) -> list[list[str]]:
-    """Each command that a page shows, and the lines shown of what it says."""
+    """Each command that a page shows, with the output lines it shows."""
     shown: list[list[str]] = []
     for line in "".join(blocks(page, "console")).splitlines():
         if line.startswith("$ "):
@@ -42,7 +42,7 @@ def consoles(page: str) -> list[list[str]]:
 
 
 def check(shown: list[str], code: int) -> None:
-    """Run a command: it says the lines that are shown, in this order; `...` stands for others."""
+    """Run a command: it prints the shown lines in this order; `...` stands for others."""
     command, *lines = shown
     program, *arguments = shlex.split(command)
     assert program == "kvref"

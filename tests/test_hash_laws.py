@@ -126,7 +126,7 @@ MAYBE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", MAYBE)
 def test_what_may_be_hashed_and_need_not_be(name: str) -> None:
-    """Equal KV written in two ways: neither law minds, whatever the hashes."""
+    """Equal KV written in two ways breaks neither law, whatever the hashes."""
     one, other = MAYBE[name]
     for answer in ("h", "g"):
         assert injective([[hashes(one, "h"), hashes(other, answer)]]) == 0

@@ -34,7 +34,7 @@ def test_appended_tokens_hash_as_if_they_had_been_there() -> None:
 
 
 def test_negative_tokens_have_no_hash() -> None:
-    """A request refuses them itself; whoever else has content may not."""
+    """A request refuses them itself; another owner of content may not."""
     content = SimpleNamespace(all_token_ids=[1, 2, -3, 4], multimodal_items=(), embeddings=())
     done: list[bytes] = []
     with pytest.raises(InvalidRequestError, match="-3 is no token id"):

@@ -1,4 +1,4 @@
-"""What targets do to kvref: one clear paragraph and the right exit code, soon, and nothing left behind."""
+"""Whatever a target does, kvref ends soon, says why in one paragraph, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_operation_hangs(
 def test_death_can_be_shown_to_others(
     kvref: Kvref, tmp_path: Path, factory: str, laws: tuple[str, ...], observed: str, reduced: list[str]
 ) -> None:
-    """Its trace is short, its program fails by itself, and its replay tells a sound target from this one."""
+    """Its trace is short, its program fails by itself, and its replay passes on a correct target."""
     trace = check_death(kvref, tmp_path, factory, laws, observed)
     assert operations(trace) == reduced
     [program] = (tmp_path / "report" / "repro").iterdir()
@@ -488,7 +488,7 @@ def test_long_texts_are_cut(kvref: Kvref, tmp_path: Path) -> None:
 
 
 def test_arguments_may_be_changed(kvref: Kvref, tmp_path: Path) -> None:
-    """What is told of an operation is what was asked, not what the target made of its arguments."""
+    """A report shows the arguments of an operation as they were sent, not as the target changed them."""
     ran, report = kvref.report(
         "hostile_operations:changes_its_arguments", "--report", tmp_path / "report", *MERGE
     )
@@ -577,7 +577,7 @@ def test_interrupts_leave_nothing(
 
 
 def test_interrupt_while_confirming(kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread is waited for."""
+    """kvref waits for no thread."""
     marker = tmp_path / "marker"
     monkeypatch.setenv("HOSTILE_MARKER", str(marker))
     target = "hostile_operations:merge_hangs_in_programs"
@@ -590,7 +590,7 @@ def test_interrupt_while_confirming(kvref: Kvref, tmp_path: Path, monkeypatch: p
 
 
 def test_killed_while_loading(kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the folder stays, since nobody is left who could remove it."""
+    """Only the folder stays: no process is left to remove it."""
     marker = tmp_path / "marker"
     monkeypatch.setenv("HOSTILE_MARKER", str(marker))
     process = kvref.start("check", "hostile_loading:hangs_with_child", "--path", TARGETS, *MERGE)

@@ -1,4 +1,4 @@
-"""The report as a page: what is in it, that all text stays text, and how large it gets."""
+"""The report as a page: its content, that all text stays text, and its size."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Page(HTMLParser):
 
 
 def harmless(content: bytes) -> Page:
-    """The page, once it is seen to be one of ours and nothing else."""
+    """The page, after a check that it is one of ours and nothing else."""
     assert len(content) < MOST
     parsed = Page(content)
     assert {tag for tag, _ in parsed.elements} <= TAGS
@@ -467,7 +467,7 @@ def test_a_run_of_all_laws_with_much_that_is_broken_stays_small() -> None:
     parsed = harmless(content)
     found = parsed.all("article")
     assert len(found) == sum(row.status is Status.BROKEN for row in rows) == 72
-    # Some as a whole; of the others it is said where the rest is.
+    # Some in full; for the others the page says where the rest is.
     pictures = len(parsed.all("svg", role="img"))
     assert 5 < pictures < 72
     assert "(not on this page)" in parsed.text

@@ -1,4 +1,4 @@
-"""What goes into huge pages: private memory without a file, in whole pages, as it was."""
+"""What moves into huge pages: private memory without a file, in whole pages, unchanged."""
 
 import subprocess
 import sys

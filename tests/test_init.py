@@ -1,4 +1,4 @@
-"""What `kvref init` writes can be used as it is, and nothing that was there is lost."""
+"""The files of `kvref init` work unchanged, and no existing file is lost."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Table(NamedTuple):
 
 
 def tables() -> Iterator[Table]:
-    """Each table with what stands above it, or above the one before."""
+    """Each table with the setting above it, or above the table before."""
     setting: tuple[str, ...] = ()
     for part in PAGE.split("\n\n"):
         if re.match(r"`\w+Spec\(", part):

@@ -1,4 +1,4 @@
-"""The table of laws by release, and what is kept of it."""
+"""The table of laws by release, and its cache."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_matrix(kvref: Kvref, toys: list[str], tmp_path: Path) -> None:
     assert "| registry.idempotent | holds | holds |" in text
     assert f"Made by `kvref {' '.join(command)}`" in text
     assert toys == ["vllm==0.25.1", "vllm==0.26.0"]
-    # What was found is kept, and shown the same without a file.
+    # The results are kept, and shown the same without a file.
     ran = kvref(*command)
     assert (ran.code, ran.out) == (0, text)
     assert len(toys) == 2

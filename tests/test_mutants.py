@@ -1,4 +1,4 @@
-"""The evidence that laws are sharp: which mutants are tried, on what, and what is said of survivors."""
+"""The evidence that laws are sharp: which mutants are tried, on what, and what the page says of survivors."""
 
 from __future__ import annotations
 

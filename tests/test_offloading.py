@@ -1,4 +1,4 @@
-"""Copies between a cache and the host, and who holds blocks meanwhile, on the CPU."""
+"""Copies between a cache and the host, and the references held meanwhile, on the CPU."""
 
 import copy
 import ctypes
@@ -42,7 +42,7 @@ def rows(caches: CanonicalKVCaches) -> list[list[list[int]]]:
 
 
 class Offloaded:
-    """A connector for the blocks 1 to 7 of a pool, with three places on the host."""
+    """A connector for the blocks 1 to 7 of a pool, with three blocks on the host."""
 
     def __init__(self) -> None:
         self.pool = BlockPool(8, True, 4)
@@ -178,7 +178,7 @@ def test_what_is_not_there_is_refused(
 def test_what_nobody_can_mean_is_refused(
     one: Offloaded, operation: str, pairs: list[tuple[int, int]], said: str
 ) -> None:
-    """Blocks 1 and 2 are held, block 3 is free and has a key."""
+    """Blocks 1 and 2 are referenced, block 3 is free and cached."""
     cache_block_3(one.pool)
     before = one.picture()
     submit = getattr(one.connector, f"submit_{operation}")
@@ -211,7 +211,7 @@ def test_what_is_read_may_be_given_twice(one: Offloaded) -> None:
 
 
 def cache_block_3(pool: BlockPool) -> None:
-    """Blocks 1 and 2 are taken, and 3 for a moment, so that it gets a key."""
+    """Blocks 1 and 2 are allocated, and 3 for a moment, so that it is cached."""
     taken = pool.get_new_blocks(3)
     request = Request("r", [0] * 4)
     request.block_hashes = [b"hash"]

@@ -67,7 +67,7 @@ def test_importing_the_reference_loads_nothing_heavy() -> None:
 
 
 def test_the_pytest_plugin_is_cheap_to_import() -> None:
-    # Every pytest run of everybody who has kvref installed imports it.
+    # Every pytest run with kvref installed imports it.
     assert loaded_by("import kvref_conformance.plugin", {"torch", "hypothesis"}) == set()
 
 

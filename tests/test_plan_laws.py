@@ -1,4 +1,4 @@
-"""Laws of planning on events made by hand: right in its own way raises no alarm, wrong does."""
+"""Laws of planning on events made by hand: correct events break no law, wrong ones do."""
 
 from typing import Any
 

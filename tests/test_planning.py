@@ -71,7 +71,7 @@ def sink(length: int) -> KVCacheSpec:
 
 
 def named(specs: str, **kinds: KVCacheSpec) -> dict[str, KVCacheSpec]:
-    """Layers from a list like "f0 s1", the kind told by the letter."""
+    """Layers from a list like "f0 s1"; the letter gives the kind."""
     return {name: kinds[name[0]] for name in specs.split()}
 
 

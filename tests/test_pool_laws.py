@@ -1,4 +1,4 @@
-"""Laws of the pool on events made by hand: what is right raises no alarm, what is wrong does, as said."""
+"""Laws of the pool on events made by hand: correct events break no law, wrong ones do, in the given way."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ def event(op: str, value: Any = None, /, **arguments: Any) -> Event:
 
 
 def create(order: dict[str, str] | None = None, *, caching: bool = True, **shape: Any) -> Event:
-    """A pool of the null block 0 and the blocks 1, 2, 3, if nothing else is said."""
+    """By default a pool of the null block 0 and the blocks 1, 2, 3."""
     return event(
         "create",
         {"null": 0, "reserved": [], **shape},
@@ -48,7 +48,7 @@ def create(order: dict[str, str] | None = None, *, caching: bool = True, **shape
 
 
 def state(free: list[int], keys: dict[int, list[str]] | None = None, **other: Any) -> Event:
-    """A probe; blocks that are not free are held once, and keys are found, if nothing else is said."""
+    """A probe. By default each block that is not free has one reference, and look-ups find the keys."""
     carried = {str(block): list(own) for block, own in (keys or {}).items()}
     found: dict[str, list[int]] = {}
     for block, own in (keys or {}).items():
@@ -96,7 +96,7 @@ ALL = (partition, ref_model, null_block, bad_input_refused, reuse_order, hash_me
 
 
 def test_what_is_right_breaks_nothing() -> None:
-    """Two requests share a block, which outlives the first, then is freed, found, evicted, and forgotten."""
+    """Two requests share a block, which outlives the first, then is freed, found, evicted, and gone."""
     run = [
         create(ORDER),
         state([1, 2, 3]),
@@ -256,7 +256,7 @@ def test_use_is_no_misuse() -> None:
     ],
 )
 def test_the_line_is_the_declared_one(order: dict[str, str], caching: bool, line: list[int]) -> None:
-    """Block 3 has no key, block 1 has one, 4 and 5 are in line already, and 2 stays held."""
+    """Block 3 has no key, block 1 has one, 4 and 5 are in the free list already, 2 stays referenced."""
     made = create(order, caching=caching)
     made["args"]["num_blocks"] = 6
     before = state([4, 5], {1: ["a"]} if caching else {}, refs=[0, 1, 2, 1, 0, 0])
@@ -391,7 +391,7 @@ def test_reset() -> None:
 
 
 def test_a_reset_of_a_pool_in_disorder_is_not_judged() -> None:
-    """Another law tells of it; here nothing follows from it."""
+    """Another law reports it; here nothing follows from it."""
     assert reset([[create(), state([1, 2, 3], free_count=4), event("reset", False)]]) == 0
 
 

@@ -1,4 +1,4 @@
-"""What a profile can declare, what each declaration does, and how a mistake in one is told."""
+"""What a profile can declare, what each declaration does, and how kvref reports a mistake in one."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check(profile: str, target: str | None = "vendor_toy:forgetful", law: str = 
     return kvref("check", *names, "--path", str(TARGETS), "--laws", law, "--json", "-n", "2", *more)
 
 
-# What is wrong is told with its line.
+# The error names the line.
 
 
 def refusal(text: str, name: str = "kvref.toml") -> str:

@@ -167,7 +167,7 @@ class Ran:
 
 
 def run(source: str, *paths: Path) -> Ran:
-    """Run a program in a new interpreter, as somebody who was given it would."""
+    """Run a program in a new interpreter, as its reader would."""
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PATH": os.environ["PATH"]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "program.py")
@@ -386,7 +386,7 @@ def test_outcomes_are_those_of_perform(engine: Path, isolated: bool) -> None:
     target: Any = SimpleNamespace(name="engine", part=SimpleNamespace(echo=defined(ENGINE)["respond"]))
     operations = [saying("echo", {"1": (2, None)}), saying("refuse", "\ud800 \"'\n"), saying("mutate", [0])]
     expected = [json.loads(json.dumps(perform(target, *operation))) for operation in operations]
-    operations[-1][1]["value"] = [0]  # `perform` handed it out
+    operations[-1][1]["value"] = [0]  # `perform` returned it
     assert expected == [
         perform_operation(target.part.echo, arguments)  # a check of the copy that programs carry
         for _, arguments in operations

@@ -1,4 +1,4 @@
-"""Contracts: each holds, none is empty, and a mistake in the arithmetic that it is about breaks it."""
+"""Contracts: each holds, none is empty, and each breaks if the arithmetic has a mistake."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_contracts_are_proved(kvref: Kvref) -> None:
 
 @pytest.mark.usefixtures("wrong")
 def test_counterexamples_are_found(kvref: Kvref) -> None:
-    """Be it that a contract says no, or that it raises."""
+    """Whether a contract is false or raises."""
     found = proved(kvref, 1, "--only", "*.nothing_*", "--only", "*.says_much")
     assert [each["counterexample"] for each in found.values()] == [{"number": 131_071}, {"number": 77}, None]
     assert verdicts(found)["says_much"] == "proved"

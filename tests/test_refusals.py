@@ -1,4 +1,4 @@
-"""Configurations that cannot be right are refused, by an error of our own that names layers and numbers."""
+"""kvref refuses wrong configurations with an error of its own that names layers and numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PAGE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class StubbornSpec(KVCacheSpec):
-    """A vendor's, of one page size whatever happens."""
+    """A vendor's spec with a fixed page size."""
 
     @property
     def page_size_bytes(self) -> int:

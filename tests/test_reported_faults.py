@@ -1,4 +1,4 @@
-"""Each fault that others have reported is found by its law, with a trace in which several operations meet."""
+"""Each reported fault is found by its law, with a trace in which several operations meet."""
 
 import importlib
 import io
@@ -80,9 +80,9 @@ def short(fault: str) -> str:
 
 
 def meeting(trace: Trace) -> list[str]:
-    """The operations that meet in a trace, of all its processes: those that neither make nor tell.
+    """The operations that meet in a trace, of all its processes, without those that only create or report.
 
-    What remains takes, gives back, finds, stores, moves, writes, reads, registers or plans something.
+    The others allocate, free, look up, store, move, write, read, register or plan something.
     """
     operations = [each["op"] for run in trace["runs"] for each in run["operations"]]
     return [op for op in operations if op not in MAKING | TELLING]

@@ -32,7 +32,7 @@ def without_times(report: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Runs checks of the toy, and keeps what each process was asked."""
+    """Runs checks of the toy, and keeps the operations sent to each process."""
 
     def __init__(self, kvref: Kvref, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._kvref = kvref
@@ -181,7 +181,7 @@ def test_reducing_ends() -> None:
 
 
 def test_journal(tmp_path: Path) -> None:
-    """It tells whether an operation is under way, and what to replay when one does not come back."""
+    """It shows whether an operation is running, and what to replay if one does not return."""
     path = tmp_path / "journal"
     assert (Journal.state(path)[0], Journal.read(path)) == (False, None)
     journal = Journal(path)

@@ -1,4 +1,4 @@
-"""The shadow: what it finds without knowing of anything inside, and what it says of it."""
+"""The shadow: what it finds from the outside, and how it reports it."""
 
 import io
 import json
@@ -82,7 +82,7 @@ OPERATIONS = [
 
 
 def two_requests() -> SwiftStage:
-    """One computes a prompt of four tokens, and goes; another one begins with the same."""
+    """One request computes a prompt of four tokens and ends; another begins with the same tokens."""
     stage = SwiftStage(ReferenceTarget())
     setup = Setup([{"spec": FULL, "eagle": False, "kind": "FullAttentionSpec"}], 10, 2, 2, 16, 16)
     engine = Engine(stage, setup, OPERATIONS, tables_only=True)
@@ -106,7 +106,7 @@ def test_what_is_right_is_found_right() -> None:
 
 
 def test_the_story_of_a_wrong_hit() -> None:
-    """Which request, kind, position and block; what is there, who wrote it, and when."""
+    """Which request, kind, position and block; what is there, which request wrote it, and when."""
     stage = two_requests()
     [_, (first, second, last)] = [
         event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"

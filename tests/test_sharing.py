@@ -116,7 +116,7 @@ def test_who_has_a_cache_cannot_share_another() -> None:
 
 
 def test_the_error_is_of_both_kinds_and_reads_like_one() -> None:
-    """Who caught the KeyError that there used to be still does, and a message is no repr of one."""
+    """The error is still a KeyError, as it was before, but its message is not a repr."""
     with pytest.raises(InvalidConfigError) as refused:
         resolve_kv_sharing({"a": "ghost"}, [])
     assert isinstance(refused.value, KeyError)
@@ -260,7 +260,7 @@ def test_who_shares_gets_no_memory_in_a_plan() -> None:
     tensors = [KVCacheTensor(BLOCKS * page, ["a", "c"]), KVCacheTensor(BLOCKS * page, ["b"])]
     with pytest.raises(InvalidConfigError, match="layers b have a tensor and no group"):
         KVCacheConfig(BLOCKS, tensors, groups)
-    # Who shares may be named as the runner's alone, as in vLLM, or not.
+    # The sharing layers may be the runner's alone, as in vLLM, or not.
     assert KVCacheConfig(BLOCKS, tensors[:1], groups, ["b"]).runner_only_attn_layers == frozenset({"b"})
 
 

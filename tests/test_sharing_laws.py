@@ -1,4 +1,4 @@
-"""Laws of sharing on events made by hand: what is right raises no alarm, what is wrong does, as said."""
+"""Laws of sharing on events made by hand: correct events break no law, wrong ones do, in the given way."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def error(kind: str, message: str = "") -> dict[str, Any]:
 
 
 def join(sharing: str, answer: Any, times: int = 1) -> Event:
-    """Layers that join GROUPS; what came of it is told as the groups, or as an outcome."""
+    """Layers that join GROUPS; the result is given as the groups, or as an outcome."""
     outcome = answer if isinstance(answer, dict) else {"value": {"groups": [each.split() for each in answer]}}
     arguments = {"groups": GROUPS, "sharing": pairs(sharing), "times": times}
     return {"op": "sharing.join", "args": arguments, "outcome": outcome}
@@ -93,7 +93,7 @@ def test_what_is_right_breaks_nothing() -> None:
 )
 def test_a_chain_leads_to_its_owner(answer: Any, facet: str) -> None:
     assert facets(chain_resolves, join(CHAIN, answer)) == (facet,)
-    # The same in any order is nothing that the order is to blame for, and who joined nowhere did not twice.
+    # If the result is the same in any order, the order is not at fault; a layer in no group is not in two.
     other = join("z>b y>x x>a", answer)
     assert facets(chain_resolves, join(CHAIN, answer), other) == (facet,)
     assert order_free([[join(CHAIN, answer), other]]) == 1
@@ -341,7 +341,7 @@ def test_what_was_written_stays_though_nobody_has_read_it() -> None:
     # What is not there at once was not taken away by others.
     assert isolated([[*before[:4], read("a", 1, "0000")]]) == 0
     assert isolated([[*before[:4], read("a", 1, "0000"), write("b", 1), read("a", 1, "0000")]]) == 1
-    # Nor by who uses the same cache, or takes turns to.
+    # Nor by a layer that uses the same cache, or takes turns with it.
     assert isolated([[*before[:4], write("x", 1), read("a", 1, "0000")]]) == 0
     assert isolated([[*before[:4], write("c", 1), read("a", 1, "0000")]]) == 0
     assert facets(isolated, *before[:4], write("c", 2), read("a", 1, "0000")) == ("another block",)
@@ -402,7 +402,7 @@ def test_every_law_is_fed_and_has_a_fault() -> None:
 
 
 def test_who_does_nothing_keeps_nothing() -> None:
-    """Layers that join no group, and memory of which nothing is told, give the laws nothing to judge."""
+    """Layers that join no group, and memory that is not reported, give the laws nothing to judge."""
     graph = pairs("x>a y>x")
     idle = [
         {

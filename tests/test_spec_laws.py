@@ -1,4 +1,4 @@
-"""Laws of specs on events made by hand: what is right in its own way raises no alarm, what is wrong does."""
+"""Laws of specs on events made by hand: correct events break no law, wrong ones do."""
 
 from types import SimpleNamespace
 from typing import Any

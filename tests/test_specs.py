@@ -645,7 +645,7 @@ def test_window_memory_is_flat_and_near_that_of_full_attention(
 def test_memory_covers_what_a_request_holds(
     size: int, extra: int, block_size: int, in_flight: int, length: int
 ) -> None:
-    """With m tokens processed and a step's tokens allocated, blocks from the first needed one on are held."""
+    """After m tokens, with a step's tokens allocated, the blocks from the first needed one are referenced."""
     sizes: dict[str, Any] = {**ATTENTION, "block_size": block_size}
     for spec in (
         full(block_size=block_size),

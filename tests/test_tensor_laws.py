@@ -1,4 +1,4 @@
-"""The laws of memory and canonical views, on what the reference answers, and on that with a mistake."""
+"""The laws of memory and canonical views, on the reference's answers, and on answers with a mistake."""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def event(op: str, **arguments: Any) -> dict[str, Any]:
-    """What the reference does, as a law sees it."""
+    """The reference's operations, as a law sees them."""
     answer = perform(ReferenceTarget(), op, arguments)
     return copy.deepcopy({"op": op, "args": arguments, "outcome": answer})
 
@@ -36,7 +36,7 @@ def allocated(*specs: Any, layout: str = "LBNHC", buffers: str = "each", **how: 
 
 
 def facets(law: str, *events: dict[str, Any]) -> tuple[str, ...]:
-    """The ways in which the events break the law; none if they keep it, and it judged something."""
+    """The facets in which the events break the law; none if the law judged something and it holds."""
     try:
         assert LAWS[law].check([list(events)]) > 0
     except LawBroken as broken:
@@ -111,13 +111,13 @@ def test_sum_is_plan() -> None:
 
 
 def test_a_stub_keeps_no_law() -> None:
-    """Memory of which nothing is told is missing, and gives the other laws nothing to judge."""
+    """Memory that is not reported is missing, and gives the other laws nothing to judge."""
     events = [
         *registered(FULL, WINDOW),
         allocated(FULL, WINDOW, num_blocks=2),
         allocated(FULL, WINDOW, buffers="one"),
     ]
-    # Those that ask whether there is an answer are content with any.
+    # Laws that only need an answer accept any.
     laws = [
         law for law in LAWS.values() if law.area in ("tensors", "canonical") and not law.id.endswith("total")
     ]
@@ -151,7 +151,7 @@ def test_one_buffer() -> None:
 
 
 def test_answers_are_looked_at_first() -> None:
-    """What laws could not work with is told to whoever wrote the target."""
+    """If laws cannot work with an answer, kvref reports it to the author of the target."""
     allocation, registration = registered(FULL, WINDOW, layout="LKBNHC")
     for told in (allocation, registration):
         assert not problem(told["op"], told["outcome"]["value"])
@@ -242,7 +242,7 @@ def test_round_trip(layout: str) -> None:
     assert broken_by(
         law, lambda e: e["outcome"].update(value=short["outcome"]["value"][:-2]), *events, short
     ) == ("length",)
-    # Nothing is certain of what nobody has written to.
+    # Bytes that were never written may hold anything.
     assert LAWS[law].check([[*events, event("tensors.read", layer="layer.0", block=0)]]) == 0
 
 

@@ -120,7 +120,7 @@ def test_too_little_memory() -> None:
 
 
 def test_all_tensors_together_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second layer goes over, though either of them alone would fit: nothing is asked of torch."""
+    """The second layer exceeds the memory, though either alone would fit: torch allocates nothing."""
     config = get_kv_cache_config_from_groups(get_kv_cache_groups({"first": full(), "second": full()}), 3)
     size = 3 * 96
     monkeypatch.setattr("kvref.tensors._free_bytes", lambda device: 2 * size)

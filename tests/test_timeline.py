@@ -1,4 +1,4 @@
-"""Who holds which block, as the page of a report draws it."""
+"""Which request holds which block, as the page of a report draws it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_null_blocks_and_groups_in_tables() -> None:
 def test_what_should_not_be_is_told_apart() -> None:
     run = cache(op("cache.free"), probe([1, 2], [0, 1, 0, 1, 0, 1], {"r1": [[1]]}))
     assert drawn(run) == {"1": [("clash", "!r1", 1)], "3": [("stray", "1", 1)], "4": [("lost", "lost", 1)]}
-    # A block that is held when all requests have left, too.
+    # Also a block that is referenced after all requests have ended.
     run = cache(op("cache.free"), probe([2, 3, 4], [0, 1, 0, 0, 0, 1], {}))
     assert drawn(run) == {"1": [("stray", "1", 1)]}
     run = run_of([], [op("pool.touch"), probe([], [2, 1])])

@@ -20,7 +20,7 @@ def test_plans(kvref: Kvref) -> None:
 
 
 def test_what_no_planner_is_given(kvref: Kvref) -> None:
-    """Nobody tells that such a class is unknown, so that its refusal could be taken for a mistake."""
+    """No answer says that the class is unknown, so its refusal could be taken for a mistake."""
     ran, report = kvref.report(TARGET, "--laws", "spec.uniform-total")
     assert ran.code == 0
     states = {row["subject"]: row["status"] for row in report["laws"]}

@@ -66,7 +66,7 @@ class Browser:
         return done.stdout.decode("utf-8", "replace")
 
     def ask(self, content: bytes, script: str, *options: str, fragment: str = "") -> list[str]:
-        """What a script tells that runs behind that of the page, whose policy would not let it."""
+        """The answer of a script that runs after the page's own, which the page's policy would block."""
         text = re.sub("<meta http-equiv=[^>]*>", "", content.decode())
         found = self.show(text.replace("</body>", ASK % script).encode(), *options, fragment=fragment)
         told = re.search('<pre id="told">(.*?)</pre>', found, re.DOTALL)

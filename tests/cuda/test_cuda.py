@@ -133,7 +133,7 @@ def test_held_until_the_copy_is_done() -> None:
     device, pool = register_kv_caches(caches), BlockPool(4, True, 16)
     connector = OffloadingConnector(pool, device, like_on_host(device, 1))
     [block] = pool.get_new_blocks(1)
-    torch.cuda._sleep(200_000_000)  # the step before is still under way
+    torch.cuda._sleep(200_000_000)  # the step before is still in flight
     connector.submit_store("out", 0, [(block, 0)])
     connector.start_transfers()
     pool.free_blocks([block])

@@ -25,7 +25,7 @@ def target(**replaced: Any) -> Any:
 
 
 def started() -> None:
-    """Tell the test that an operation is being performed, by a process that has started another."""
+    """Report to the test that an operation runs, in a process that has started another."""
     if "HOSTILE_MARKER" in os.environ:
         subprocess.Popen(["sleep", "300"])
         Path(os.environ["HOSTILE_MARKER"]).touch()
@@ -93,7 +93,7 @@ def merge_hangs_in_programs() -> Any:
 
 
 def build_closes_everything() -> Any:
-    """Closes the connection to kvref along with all other files, and goes on."""
+    """Closes all its files, the connection to kvref included, and continues."""
 
     def close(spec: dict[str, Any]) -> None:
         os.closerange(3, 256)
@@ -163,7 +163,7 @@ def lookup_answers_object() -> Any:
 
 
 def merge_answers_long_text() -> Any:
-    """Breaks a law with a text that nobody wants to read to its end."""
+    """Breaks a law with a very long text."""
 
     def merge(specs: list[dict[str, Any]]) -> Any:
         answer = hostile_toy.merge(specs)

@@ -72,7 +72,7 @@ def dies_of_many_requests() -> ManyRequests:
 
 
 def loses_references_of_many_requests() -> ManyRequests:
-    """All blocks that are held are referenced once more."""
+    """Every referenced block gets one more reference."""
 
     def act() -> None:
         pool = CURRENT.manager.block_pool

@@ -156,7 +156,7 @@ REGISTRY["decorate"] = register
 
 
 def recorded(part: str, functions: dict[str, Callable[..., Any]]) -> SimpleNamespace:
-    """The part; where $RECORD names a folder, each process writes there what it is asked."""
+    """The part. If $RECORD names a folder, each process records its operations there."""
     folder = os.environ.get("RECORD")
     if folder is None:
         return SimpleNamespace(**functions)

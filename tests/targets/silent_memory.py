@@ -1,4 +1,4 @@
-"""The reference, of whose memory nothing is ever told that is not as it should be."""
+"""The reference with a check of memory that never reports a difference."""
 
 from kvref_conformance.targets.reference import tensors
 from kvref_conformance.targets.reference.target import ReferenceTarget

@@ -1,7 +1,7 @@
-"""Which differences of docs/differences.toml can be seen here, and how each is told from the others.
+"""Which differences of docs/differences.toml can be seen here, and how to tell each from the others.
 
-A predicate speaks of what was asked and of both answers, and is as narrow as that allows: what no predicate
-knows is a difference that nobody has listed.
+A predicate judges an operation and both answers, and is as narrow as they allow. A difference that matches no
+predicate is not listed.
 """
 
 from __future__ import annotations

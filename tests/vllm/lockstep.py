@@ -1,7 +1,7 @@
-"""The reference and vLLM, asked the same: what each answers, and in what the answers differ.
+"""The reference and vLLM perform the same operations: what each answers, and how the answers differ.
 
-Blocks and keys have other names on either side. They are compared up to renaming: blocks in the same places
-of tables and of the line for reuse are the same block, and keys that came to the same blocks the same key.
+Blocks and keys have other names on either side. They are compared up to renaming: blocks at the same
+positions of block tables and of the free list are the same block, and keys of the same blocks the same key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Perform = Callable[[str, dict[str, Any]], Outcome]
 
 @dataclass(frozen=True)
 class Told:
-    """What a request is when something is asked for it."""
+    """What a request is at the time of an operation."""
 
     tokens: int
     prompt: int
@@ -136,7 +136,7 @@ class Lockstep:
         if name == "state":
             return self.names.differing(one, other)
         told = TOLD.get(name, whole)
-        # Who has no room tells less.
+        # A side without room answers less.
         pairs = zip(told(one).items(), told(other).values(), strict=False)
         found = [(facet, a, b) for (facet, a), b in pairs if a != b]
         # What else follows from where the ways part.

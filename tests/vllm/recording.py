@@ -1,9 +1,9 @@
-"""Record what vLLM's own scheduler asks of its cache manager. Runs in vLLM's interpreter, needs vLLM alone.
+"""Record how vLLM's own scheduler calls its cache manager. Runs in vLLM's interpreter, needs vLLM alone.
 
     python recording.py SEEDS
 
 prints a list of recordings, each the engine that was drawn by a seed and the calls that its scheduler made.
-Calls are told as operations of kvref's protocol; `progress` tells that a request's counts or output changed.
+Calls are written as operations of kvref's protocol; `progress`: a request's counts or output changed.
 There is no model: what it would answer is drawn.
 """
 
@@ -115,7 +115,7 @@ class Loads(SupportsHMA):
 
 
 class Recording:
-    """Stands in front of a cache manager, and writes down what it is asked."""
+    """Stands in front of a cache manager, and records its calls."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -143,7 +143,7 @@ class Recording:
         return call
 
     def note(self, request: Request) -> None:
-        """Tell how far a request is, if that is news."""
+        """Record the progress of a request, if it has changed."""
         name = request.request_id
         if name not in self.told:
             return
@@ -183,7 +183,7 @@ class Recording:
 
         return call
 
-    # How each call is told.
+    # How each call is written.
 
     def new_step_starts(self, answer: None) -> None:
         self.write("new_step", {})

@@ -68,7 +68,7 @@ def test_the_recordings_have_all_that_the_contract_speaks_of(recordings: list[di
     assert any(call["args"]["delay"] for call in allocations)
     assert any(call["value"]["junction"] for call in asked["lookup"])
     assert {call["value"] for call in asked["reset"]} == {True, False}
-    # Preempted while something is under way; and output that came too late for that.
+    # Preempted with tokens in flight; and output that came too late for that.
     waiting = [call["args"] for call in asked["progress"] if call["args"]["computed"] == 0]
     assert any(told["in_flight"] for told in waiting)
     assert any(told["output"] for told in waiting)

@@ -29,7 +29,7 @@ UNAIDED = (
 
 @pytest.fixture(scope="module")
 def unknowing(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], Path]:
-    """A run that is told nothing of what is known."""
+    """A run without a baseline."""
     folder = tmp_path_factory.mktemp("stock") / "report"
     laws = [argument for law in UNAIDED for argument in ("--laws", law)]
     code, report = kvref("vllm", "--baseline", "none", "--report", str(folder), *laws)

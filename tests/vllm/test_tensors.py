@@ -152,7 +152,7 @@ def test_a_layer_that_shares_has_the_cache_of_its_target(vllm: Ask) -> None:
     assert told["layers"]["layer.2"] == told["layers"]["layer.1"]
     written = vllm("tensors.write", layer="layer.2", block=1, seed=2)
     assert vllm("tensors.read", layer="layer.1", block=1) == written
-    # Connectors are not told of it.
+    # Connectors do not get it.
     assert [len(refs) for refs in vllm("canonical.register")["groups"]] == [2]
 
 

@@ -1,6 +1,6 @@
 """Releases of stock vLLM side by side: what is known to differ between them is found by general laws.
 
-`kvref hosts prepare` has prepared them all (`tox -e vllm`). Nothing is told about what is known.
+`kvref hosts prepare` has prepared them all (`tox -e vllm`). They run without a baseline.
 """
 
 import io

@@ -1,10 +1,10 @@
-"""The reference with one deliberate fault each: evidence that a law can fail, and that only it does.
+"""Faults: the reference with one deliberate mistake each. They show that a law can break, and which one does.
 
-`FAULTS` has one for each law. `REPORTED` has what really went wrong in caches of others, as far as it can go
-wrong in the reference: evidence that the laws find what is found by accident, and late.
+`FAULTS` has one fault for each law. `REPORTED` has bugs that were reported of other caches, if the reference
+can have them: they show that the laws find these bugs early.
 
 A fault is a target: `kvref check kvref_conformance.targets.faults.spec:alignment_lost_in_merge`. Loading it
-changes the reference for the whole process, so each fault is loaded in a process of its own, as targets are.
+changes the reference for the whole process, so each fault runs in a process of its own, as targets do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PREFIX = f"{__name__}."
-"""What the target name of a fault begins with."""
+"""The prefix of every fault's target name."""
 
 _FAULTS = {
     "registry:base_of_the_farthest_ancestor": "registry.nearest-base",
@@ -141,18 +141,18 @@ _FAULTS = {
 }
 
 FAULTS = {f"{PREFIX}{name}": law for name, law in _FAULTS.items()}
-"""Target name of each fault, and the one law that it breaks."""
+"""The target name of each fault, and the one law that it breaks."""
 
 
 class Reported(NamedTuple):
-    """What is known of a fault that others have reported of a cache of theirs."""
+    """A bug that was reported of another cache, as a fault of the reference."""
 
     law: str
-    """The law that is meant to find it."""
+    """The law that must find it."""
     source: str
-    """Where it was reported. The fault has the idea of it, and nothing else."""
+    """Where it was reported. The fault takes only the idea from there."""
     depth: str = "quick"
-    """From which depth on the law finds it."""
+    """The least depth at which the law finds it."""
 
 
 _REPORTED = {
@@ -226,4 +226,4 @@ _REPORTED = {
 }
 
 REPORTED = {f"{PREFIX}{name}": reported for name, reported in _REPORTED.items()}
-"""Target name of each fault that was reported somewhere, and shows when several operations meet."""
+"""The target name of each reported fault. Each takes several operations to show."""

@@ -12,7 +12,7 @@ from kvref.specs import FullAttentionSpec, MemoryLimits
 
 @dataclass(frozen=True, kw_only=True)
 class AcmeSpec(FullAttentionSpec):
-    """Full attention in memory of several banks, all of which are used alike."""
+    """Full attention in memory of several banks, which are filled evenly."""
 
     banks: int = 1
 
@@ -31,7 +31,7 @@ class AcmeSpec(FullAttentionSpec):
 
 
 class AcmeManager(FullAttentionManager):
-    """Forgets nothing, as full attention does."""
+    """Keeps all tokens, as full attention does."""
 
     spec_class = FullAttentionSpec
 

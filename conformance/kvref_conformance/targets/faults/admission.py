@@ -19,7 +19,7 @@ _add_local_computed_blocks = SingleTypeKVCacheManager.add_local_computed_blocks
 
 
 def block_taken_before_the_refusal() -> ReferenceTarget:
-    """A first block is taken before it is known whether there are enough, and then given back."""
+    """A request that is refused has a block allocated and freed first."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, *arguments: Any, **named: Any
@@ -34,7 +34,7 @@ def block_taken_before_the_refusal() -> ReferenceTarget:
 
 
 def enough_as_long_as_any_is_free() -> ReferenceTarget:
-    """Never more blocks are predicted to be needed than are free."""
+    """The predicted need is capped at the number of free blocks."""
 
     def get_num_blocks_to_allocate(coordinator: KVCacheCoordinator, *arguments: Any) -> int:
         needed = _get_num_blocks_to_allocate(coordinator, *arguments)
@@ -45,7 +45,7 @@ def enough_as_long_as_any_is_free() -> ReferenceTarget:
 
 
 def found_blocks_lose_their_keys() -> ReferenceTarget:
-    """Who takes over a hit takes its blocks out of the index."""
+    """A request that takes over a hit removes its blocks from the index."""
 
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int
@@ -58,7 +58,7 @@ def found_blocks_lose_their_keys() -> ReferenceTarget:
 
 
 def memory_of_the_window_alone() -> ReferenceTarget:
-    """What a window takes is counted without the tokens in flight."""
+    """The memory of a windowed layer is computed without the tokens in flight."""
 
     def max_memory_usage_bytes(spec: SlidingWindowSpec, limits: MemoryLimits) -> int:
         return spec.page_size_bytes * spec.max_admission_blocks_per_request(1, limits.max_model_len)
@@ -68,7 +68,7 @@ def memory_of_the_window_alone() -> ReferenceTarget:
 
 
 def keys_kept_of_what_is_not_computed() -> ReferenceTarget:
-    """Who is taken out of a step again leaves the keys that it got for it."""
+    """A request that is withdrawn from a step leaves its blocks the keys they got in it."""
 
     def take_back_keys(*arguments: object) -> None:
         pass
@@ -78,7 +78,7 @@ def keys_kept_of_what_is_not_computed() -> ReferenceTarget:
 
 
 def longest_request_must_fit() -> ReferenceTarget:
-    """Who asks for all of a request's tokens to fit is refused unless the longest request would."""
+    """A request whose tokens must all fit is refused unless the longest possible request would fit."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, *arguments: Any, **named: Any

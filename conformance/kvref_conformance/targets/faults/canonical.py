@@ -22,7 +22,7 @@ def _registered_as(change: Any) -> ReferenceTarget:
 
 
 def bytes_without_a_sign() -> ReferenceTarget:
-    """The rows are of another type, as large."""
+    """The rows have another dtype of the same size."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
         tensors = [each._replace(tensor=each.tensor.view(torch.uint8)) for each in made.tensors]
@@ -32,7 +32,7 @@ def bytes_without_a_sign() -> ReferenceTarget:
 
 
 def sharing_layers_referenced_too() -> ReferenceTarget:
-    """Layers that share a cache get references of their own, to what their owner's refer to."""
+    """Layers that share a cache get references of their own, to their owner's rows."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
         groups = caches.placement.config.kv_cache_groups
@@ -46,7 +46,7 @@ def sharing_layers_referenced_too() -> ReferenceTarget:
 
 
 def first_piece_copied() -> ReferenceTarget:
-    """A copy moves what the first reference of a group is to, and no more."""
+    """A copy moves only the first reference of a group."""
 
     def copy_blocks(source: CanonicalKVCaches, destination: CanonicalKVCaches, *what: Any) -> None:
         first = [refs[:1] for refs in source.group_data_refs]
@@ -57,7 +57,7 @@ def first_piece_copied() -> ReferenceTarget:
 
 
 def copied_forwards_alone() -> ReferenceTarget:
-    """A block cannot be copied to one before it."""
+    """A block cannot be copied to one with a lower number."""
 
     def copy_blocks(source: Any, destination: Any, group: int, pairs: Any) -> None:
         for one, other in pairs:
@@ -69,7 +69,7 @@ def copied_forwards_alone() -> ReferenceTarget:
 
 
 def a_group_more() -> ReferenceTarget:
-    """There are references of a group that does not exist."""
+    """The view has references for a group that does not exist."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
         return replace(made, group_data_refs=(*made.group_data_refs, ()))

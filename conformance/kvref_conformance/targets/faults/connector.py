@@ -17,10 +17,10 @@ _submit_load = OffloadingConnector.submit_load
 
 
 def stored_blocks_not_held() -> ReferenceTarget:
-    """A transfer holds nothing: what it reads is free as soon as the request has gone."""
+    """A transfer holds no references: its blocks are free as soon as the request is freed."""
 
     def ignore(pool: BlockPool, blocks: Iterable[int]) -> None:
-        """Neither hold the blocks nor give them up."""
+        """Neither add nor drop references."""
 
     break_it(BlockPool, "pin", ignore)
     break_it(BlockPool, "unpin", ignore)
@@ -28,7 +28,7 @@ def stored_blocks_not_held() -> ReferenceTarget:
 
 
 def nothing_submitted_meanwhile() -> ReferenceTarget:
-    """A load cannot be asked for while another transfer waits for its start."""
+    """The connector refuses a load while another transfer waits to start."""
 
     def submit_load(connector: OffloadingConnector, job: str, *what: Any) -> None:
         if connector._queued:
@@ -40,7 +40,7 @@ def nothing_submitted_meanwhile() -> ReferenceTarget:
 
 
 def keys_for_all_that_was_to_be_loaded() -> ReferenceTarget:
-    """When a load has ended, all blocks that it was for get keys, whether it has filled them or not."""
+    """When a load ends, all its blocks are cached, even those that it did not fill."""
 
     def cache_blocks(manager: KVCacheManager, request: Request, num_computed_tokens: int) -> None:
         tables = manager.coordinator.single_type_managers

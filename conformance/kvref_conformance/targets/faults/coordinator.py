@@ -19,7 +19,7 @@ _get_num_common_prefix_blocks = SingleTypeKVCacheManager.get_num_common_prefix_b
 
 
 def hashes_finer_than_blocks_refused() -> ReferenceTarget:
-    """A scheduler that hashes finer than any group's blocks gets no cache manager."""
+    """The coordinator refuses a hash block size smaller than every group's block size."""
 
     def check_block_sizes(
         config: KVCacheConfig, scheduler_block_size: int, hash_block_size: int, enable_caching: bool
@@ -33,7 +33,7 @@ def hashes_finer_than_blocks_refused() -> ReferenceTarget:
 
 
 def blocks_of_the_first_group_for_all() -> ReferenceTarget:
-    """What is found for the first group is handed out for the others as well, where it is found at all."""
+    """A hit gives every group the first group's cached block, if it has one."""
 
     def get_hit_blocks(manager: SingleTypeKVCacheManager, hashes: Sequence[bytes], length: int) -> list[int]:
         blocks = _get_hit_blocks(manager, hashes, length)
@@ -46,7 +46,7 @@ def blocks_of_the_first_group_for_all() -> ReferenceTarget:
 
 
 def list_not_cut_to_the_hit() -> ReferenceTarget:
-    """A block that is found behind the hit stays in the list."""
+    """A cached block right after the hit stays in the list."""
 
     def get_hit_blocks(manager: SingleTypeKVCacheManager, hashes: Sequence[bytes], length: int) -> list[int]:
         index = manager.block_pool.get_index(manager.kv_cache_group_id)
@@ -59,7 +59,7 @@ def list_not_cut_to_the_hit() -> ReferenceTarget:
 
 
 def last_full_block_gets_no_key() -> ReferenceTarget:
-    """Blocks get keys when there are tokens behind them."""
+    """A full block is cached only when tokens follow it."""
 
     def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
         _cache_blocks(manager, request, num_tokens - 1)
@@ -69,7 +69,7 @@ def last_full_block_gets_no_key() -> ReferenceTarget:
 
 
 def two_units_for_reading_ahead() -> ReferenceTarget:
-    """Where layers read ahead, the last blocks get no keys, besides that a hit needs a block behind it."""
+    """With EAGLE the last blocks are not cached, although each hit already drops a block."""
 
     def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
         less = manager.scheduler_block_size if manager.use_eagle else 0
@@ -80,7 +80,7 @@ def two_units_for_reading_ahead() -> ReferenceTarget:
 
 
 def short_prompts_not_looked_up() -> ReferenceTarget:
-    """Who looks for a prompt that is shorter than a block asks for its first hash."""
+    """The look-up reads the first hash even of a prompt shorter than a block, which has none."""
 
     def get_hit_blocks(manager: SingleTypeKVCacheManager, hashes: Sequence[bytes], length: int) -> list[int]:
         return _get_hit_blocks(manager, hashes, length) if hashes[0] else []
@@ -90,7 +90,7 @@ def short_prompts_not_looked_up() -> ReferenceTarget:
 
 
 def common_prefix_one_block_longer() -> ReferenceTarget:
-    """The first block that differs is counted, too."""
+    """The common prefix also counts the first block that differs."""
 
     def get_num_common_prefix_blocks(manager: SingleTypeKVCacheManager, running_request_id: str) -> int:
         return _get_num_common_prefix_blocks(manager, running_request_id) + 1

@@ -13,7 +13,7 @@ _take_events = BlockPool.take_events
 
 
 def first_of_several_not_told() -> ReferenceTarget:
-    """Of blocks that are stored together, or of one alone, the first is told to nobody."""
+    """A BlockStored event leaves out its first block."""
 
     def take_events(pool: BlockPool) -> list[KVCacheEvent]:
         told = []
@@ -30,7 +30,7 @@ def first_of_several_not_told() -> ReferenceTarget:
 
 
 def parent_of_the_stored_before() -> ReferenceTarget:
-    """The parent is the block that was stored last, also where blocks before it were there already."""
+    """An event names the block stored last as the parent, even if its real parent was cached earlier."""
 
     def take_events(pool: BlockPool) -> list[KVCacheEvent]:
         told: list[KVCacheEvent] = []
@@ -47,7 +47,7 @@ def parent_of_the_stored_before() -> ReferenceTarget:
 
 
 def hash_block_size_told() -> ReferenceTarget:
-    """Events have the number of tokens between hashes for that of a block."""
+    """Events report the hash block size as the block size."""
 
     def take_events(pool: BlockPool) -> list[KVCacheEvent]:
         return [

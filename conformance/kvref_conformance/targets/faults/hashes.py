@@ -14,7 +14,7 @@ _root = BlockHasher._root
 
 
 def items_hashed_by_name_alone() -> ReferenceTarget:
-    """A block's hash tells which items are in it, not where they are."""
+    """A block's hash contains which items are in the block, but not where."""
 
     def replaced(token_ids: list[int], start: int, content: Any) -> bytes:
         names = []
@@ -35,7 +35,7 @@ def items_hashed_by_name_alone() -> ReferenceTarget:
 
 
 def items_of_the_whole_prompt_hashed() -> ReferenceTarget:
-    """The first hash tells all items of the request, those far behind it included."""
+    """The first block's hash contains every item of the request, even those far behind it."""
 
     def root(hasher: BlockHasher, content: Any) -> bytes:
         names = "|".join(item.identifier for item in content.multimodal_items)
@@ -46,7 +46,7 @@ def items_of_the_whole_prompt_hashed() -> ReferenceTarget:
 
 
 def key_of_the_first_hash_block() -> ReferenceTarget:
-    """A block is named by the first of the hash blocks it consists of."""
+    """A block's key is the hash of its first hash block, not its last."""
 
     def hashes_at(block_hashes: Sequence[bytes], hash_block_size: int, block_size: int) -> Sequence[bytes]:
         step = block_size // hash_block_size
@@ -57,7 +57,7 @@ def key_of_the_first_hash_block() -> ReferenceTarget:
 
 
 def salt_taken_for_the_adapter() -> ReferenceTarget:
-    """An adapter and a salt of one name are looked up in one table, where there is no room for both."""
+    """The hasher keeps adapters and salts in one table and fails if a salt equals the adapter's name."""
 
     def root(hasher: BlockHasher, content: Any) -> bytes:
         names = [name for name in (content.adapter, content.cache_salt) if name is not None]
@@ -70,7 +70,7 @@ def salt_taken_for_the_adapter() -> ReferenceTarget:
 
 
 def adapter_hashed_by_python() -> ReferenceTarget:
-    """An adapter's name goes into hashes as Python hashes it, which each process does in its own way."""
+    """The hasher uses Python's own hash of the adapter's name, which differs between processes."""
 
     def root(hasher: BlockHasher, content: Any) -> bytes:
         return hasher._function(_root(hasher, content) + str(hash(str(content.adapter))).encode())

@@ -29,7 +29,7 @@ _get_computed_blocks = KVCacheManager.get_computed_blocks
 
 
 def reset_refused_by_an_error() -> ReferenceTarget:
-    """A cache that is in use says so by an error, instead of not being reset."""
+    """A reset of a cache in use raises an error instead of returning False."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
         if not _reset_prefix_cache(pool):
@@ -41,7 +41,7 @@ def reset_refused_by_an_error() -> ReferenceTarget:
 
 
 def window_freed_one_block_early() -> ReferenceTarget:
-    """The block that a window begins in is freed, too."""
+    """The manager also frees the block that the window begins in."""
 
     def remove_skipped_blocks(manager: SlidingWindowManager, request_id: str, tokens: int) -> None:
         _remove_skipped_blocks(manager, request_id, tokens + manager.block_size)
@@ -51,7 +51,7 @@ def window_freed_one_block_early() -> ReferenceTarget:
 
 
 def single_blocks_not_freed() -> ReferenceTarget:
-    """What a window has left behind is freed from two blocks on."""
+    """The manager frees blocks behind a window only if there are at least two."""
 
     def remove_skipped_blocks(manager: SlidingWindowManager, request_id: str, tokens: int) -> None:
         start = manager._num_nulled.get(request_id, 0)
@@ -63,7 +63,7 @@ def single_blocks_not_freed() -> ReferenceTarget:
 
 
 def found_blocks_counted_twice() -> ReferenceTarget:
-    """The blocks of a hit that are free are counted twice when it is predicted what is needed."""
+    """The prediction counts the free blocks of a hit twice."""
 
     def count_references(pool: BlockPool, blocks: Iterable[int], references: int) -> int:
         return _count_references(pool, blocks, references) * (1 if references else 2)
@@ -73,7 +73,7 @@ def found_blocks_counted_twice() -> ReferenceTarget:
 
 
 def refused_when_little_is_free() -> ReferenceTarget:
-    """With fewer free blocks than a few every request is refused, even who needs none."""
+    """With fewer than four free blocks, every request is refused, even one that needs none."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, *arguments: Any, **named: Any
@@ -87,7 +87,7 @@ def refused_when_little_is_free() -> ReferenceTarget:
 
 
 def cap_without_tokens_in_flight() -> ReferenceTarget:
-    """What a window's request holds is taken to be the window alone."""
+    """The cap on a windowed request's blocks leaves out the tokens in flight."""
 
     def max_blocks(manager: SlidingWindowManager, limits: MemoryLimits) -> int | None:
         return manager.kv_cache_spec.max_admission_blocks_per_request(1, limits.max_model_len)
@@ -97,7 +97,7 @@ def cap_without_tokens_in_flight() -> ReferenceTarget:
 
 
 def found_blocks_held_twice() -> ReferenceTarget:
-    """Who takes over a hit adds two references to each of its blocks."""
+    """A request that takes over a hit adds two references to each of its blocks."""
 
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int
@@ -110,7 +110,7 @@ def found_blocks_held_twice() -> ReferenceTarget:
 
 
 def last_block_of_another_request() -> ReferenceTarget:
-    """Requests whose tables are equally long share the last block."""
+    """Requests with equally long block tables share the last block."""
 
     def allocate_new_blocks(
         manager: FullAttentionManager, request_id: str, tokens: TokenCounts, computed: int = 0
@@ -133,7 +133,7 @@ def last_block_of_another_request() -> ReferenceTarget:
 
 
 def state_written_over_the_one_found() -> ReferenceTarget:
-    """A step behind a hit writes its state to the block with the state that was found."""
+    """A step after a hit writes its state over the state that was found."""
 
     def allocate_new_blocks(
         manager: MambaManager, request_id: str, tokens: TokenCounts, computed: int = 0
@@ -154,7 +154,7 @@ def state_written_over_the_one_found() -> ReferenceTarget:
 
 
 def new_blocks_told_again() -> ReferenceTarget:
-    """The report of new blocks begins with the last one of the report before."""
+    """The report of new blocks repeats the last block of the report before."""
 
     def take_new_block_ids(manager: KVCacheManager) -> list[int]:
         told = _take_new_block_ids(manager)
@@ -167,7 +167,7 @@ def new_blocks_told_again() -> ReferenceTarget:
 
 
 def last_new_block_not_told() -> ReferenceTarget:
-    """The report of new blocks lacks the last one."""
+    """The report of new blocks leaves out the last one."""
 
     def take_new_block_ids(manager: KVCacheManager) -> list[int]:
         return _take_new_block_ids(manager)[:-1]
@@ -177,7 +177,7 @@ def last_new_block_not_told() -> ReferenceTarget:
 
 
 def kept_while_under_way() -> ReferenceTarget:
-    """A request that is freed with tokens under way keeps its blocks."""
+    """A request that is freed with tokens in flight keeps its blocks."""
 
     def free(manager: KVCacheManager, request: Request) -> None:
         if not request.num_in_flight_tokens:
@@ -194,7 +194,7 @@ class PartialHits(ReferenceTarget):
 
 
 def hit_within_a_block_not_copied() -> ReferenceTarget:
-    """Of a block that is found, the beginning alone is taken over, and the block itself is gone on with."""
+    """After a hit that ends within a block, the request goes on in the cached block, not in a copy."""
 
     def get_computed_blocks(manager: KVCacheManager, request: Request) -> tuple[KVCacheBlocks, int]:
         blocks, length = _get_computed_blocks(manager, request)

@@ -26,7 +26,7 @@ Specs = dict[str, KVCacheSpec]
 
 
 def incomplete_groups_left_out() -> ReferenceTarget:
-    """Groups with fewer layers than others are left out, in place of being filled up."""
+    """The planner drops groups that have fewer layers than the largest, instead of filling them up."""
 
     def get_kv_cache_groups(specs: Specs, *options: Any) -> list[KVCacheGroupSpec]:
         groups = _groups(specs, *options)
@@ -38,7 +38,7 @@ def incomplete_groups_left_out() -> ReferenceTarget:
 
 
 def one_type_if_the_first_is_the_largest() -> ReferenceTarget:
-    """Layers are of one type only if none has a larger page than the one listed first."""
+    """Layers are of one type only if none has a larger page than the first in the list."""
 
     def uniform_type_specs(specs: Specs) -> Any:
         pages = [spec.page_size_bytes for spec in specs.values()]
@@ -49,7 +49,7 @@ def one_type_if_the_first_is_the_largest() -> ReferenceTarget:
 
 
 def one_group_whatever_the_managers() -> ReferenceTarget:
-    """Layers of one uniform type form one group, also those that have different managers."""
+    """Layers of one uniform type form one group, even if their managers differ."""
 
     def get_kv_cache_groups(specs: Specs, *options: Any) -> list[KVCacheGroupSpec]:
         composite = get_uniform_type_specs(specs)
@@ -60,7 +60,7 @@ def one_group_whatever_the_managers() -> ReferenceTarget:
 
 
 def pages_that_do_not_divide_left_alone() -> ReferenceTarget:
-    """A page of full attention of which the largest is no multiple stays as it is."""
+    """A full attention page that does not divide the largest page keeps its size."""
 
     def with_page(spec: KVCacheSpec, page: int) -> KVCacheSpec:
         alone = type(spec) is FullAttentionSpec and page % spec.page_size_bytes
@@ -71,13 +71,13 @@ def pages_that_do_not_divide_left_alone() -> ReferenceTarget:
 
 
 def windows_not_as_full_attention() -> ReferenceTarget:
-    """Where there is to be one group, windows and chunks stay what they are."""
+    """If the plan must have one group, windowed and chunked layers are not turned into full attention."""
     break_it(planning, "_as_full_attention", lambda spec: spec)
     return ReferenceTarget()
 
 
 def given_specs_replaced() -> ReferenceTarget:
-    """The specs that planning has made take the place of those it was given."""
+    """The planner overwrites the caller's specs with the specs of its plan."""
 
     def get_kv_cache_groups(specs: Specs, *options: Any) -> list[KVCacheGroupSpec]:
         groups = _groups(specs, *options)
@@ -90,7 +90,7 @@ def given_specs_replaced() -> ReferenceTarget:
 
 
 def null_block_on_top() -> ReferenceTarget:
-    """The null block is not taken from the memory that there is."""
+    """The plan adds the null block on top of the available memory."""
 
     def get_kv_cache_configs(specs: Sequence[Specs], *limits: Any) -> list[KVCacheConfig]:
         return [
@@ -110,7 +110,7 @@ def null_block_on_top() -> ReferenceTarget:
 
 
 def registration_not_checked() -> ReferenceTarget:
-    """Layers are planned whether or not their specs are registered."""
+    """The planner plans layers even if their specs are not registered."""
 
     def get_kv_cache_groups(specs: Specs, *options: Any) -> list[KVCacheGroupSpec]:
         with mock.patch.object(KVCacheSpecRegistry, "check_kv_cache_spec_registry"):
@@ -121,7 +121,7 @@ def registration_not_checked() -> ReferenceTarget:
 
 
 def null_block_for_each_group() -> ReferenceTarget:
-    """Memory is taken to be too little if there is no null block for each group."""
+    """The planner refuses the memory if it has no room for one null block per group."""
 
     def get_kv_cache_configs(
         specs: Sequence[Specs], memory: Sequence[int], limits: MemoryLimits
@@ -138,13 +138,13 @@ def null_block_for_each_group() -> ReferenceTarget:
 
 
 def coarser_hits_unmentioned() -> ReferenceTarget:
-    """Nobody is told how large blocks have become."""
+    """The planner gives no warning about how large blocks have become."""
     break_it(planning, "warnings", mock.Mock())
     return ReferenceTarget()
 
 
 def block_size_of_the_first_group_checked() -> ReferenceTarget:
-    """Whether the scheduler's block size fits is asked for the first group alone."""
+    """The scheduler's block size is checked against the first group only."""
 
     def check_block_sizes(config: KVCacheConfig, *sizes: Any) -> None:
         _check_block_sizes(replace(config, kv_cache_groups=config.kv_cache_groups[:1]), *sizes)
@@ -154,7 +154,7 @@ def block_size_of_the_first_group_checked() -> ReferenceTarget:
 
 
 def blocks_of_the_first_worker() -> ReferenceTarget:
-    """All workers get the blocks that the first one has the memory for."""
+    """Every worker gets as many blocks as the first worker's memory allows."""
 
     def get_kv_cache_configs(
         specs: Sequence[Specs], memory: Sequence[int], limits: Any
@@ -166,7 +166,7 @@ def blocks_of_the_first_worker() -> ReferenceTarget:
 
 
 def concurrency_by_the_first_group() -> ReferenceTarget:
-    """A request is taken to hold as much of every group as of the first."""
+    """The report assumes that a request holds as much of every group as of the first."""
 
     def get_kv_cache_report(config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
         first = replace(config, kv_cache_tensors=[], kv_cache_groups=config.kv_cache_groups[:1])

@@ -1,6 +1,6 @@
-"""The reference with a plugin, which fits, and with faults of one that does not.
+"""The reference with a correct plugin, and with faults of a plugin.
 
-A process with `-X kvref-no-plugin` has the reference alone.
+With `-X kvref-no-plugin` the process has the reference alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def plugged() -> Any:
         from kvref_conformance.targets.reference.target import ReferenceTarget
 
         return ReferenceTarget()
-    # The plugin first: what derives from the reference's classes is looked for when the target is imported.
+    # The plugin first: importing the target looks for the classes that derive from the reference's.
     from kvref_conformance.targets.faults.acme import AcmePlatform
 
     def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
@@ -58,7 +58,7 @@ def plugged() -> Any:
 
 
 def override_not_reached() -> Any:
-    """A group's memory is computed as if every spec were of the stock class that it derives from."""
+    """A group's memory is computed with the stock class that each spec derives from."""
 
     def max_memory_usage_bytes(group: Any, limits: MemoryLimits) -> int:
         blocks = []
@@ -74,7 +74,7 @@ def override_not_reached() -> Any:
 
 
 def parameter_added_by_override() -> Any:
-    """The plugin's spec wants to be told something that nobody tells it."""
+    """An override in the plugin's spec has a parameter that no caller passes."""
     target = plugged()
     if not plugin_is_left_out():
         from kvref_conformance.targets.faults.acme import AcmeSpec
@@ -89,7 +89,7 @@ def parameter_added_by_override() -> Any:
 
 
 def patch_of_a_name_imported_before() -> Any:
-    """The plugin replaces a function that the registry has imported by name already."""
+    """The plugin patches a function that the registry has already imported by name."""
 
     def current_platform() -> type[Platform]:
         return _current_platform()
@@ -100,7 +100,7 @@ def patch_of_a_name_imported_before() -> Any:
 
 
 def hook_at_every_look_up() -> Any:
-    """The platform's hook runs once more whenever it should have run."""
+    """The platform's hook runs at every look-up, not once."""
 
     def initialise(vllm_config: object = None) -> None:
         _initialise(vllm_config)
@@ -111,7 +111,7 @@ def hook_at_every_look_up() -> Any:
 
 
 def stock_pages_changed() -> Any:
-    """The plugin changes the pages of a stock class."""
+    """The plugin changes the page size of a stock class."""
 
     def unpadded_page_size_bytes(spec: Any) -> Any:
         return 2 * _state_bytes.fget(spec)
@@ -122,7 +122,7 @@ def stock_pages_changed() -> Any:
 
 
 def fault_of_the_reference() -> Any:
-    """No fault of the plugin: its spec inherits what the reference does wrong."""
+    """Not the plugin's fault: its spec inherits a fault of the reference."""
     target = plugged()
     from kvref_conformance.targets.faults.spec import alignment_lost_in_merge
 

@@ -21,7 +21,7 @@ _add_to_free_list = BlockPool._add_to_free_list
 
 
 def found_blocks_counted_as_free() -> ReferenceTarget:
-    """A block that is found while it is free leaves the line, but not the count of it."""
+    """A touch takes a free block off the free list, but the count of free blocks stays."""
 
     def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
         before = _get_num_free_blocks(pool)
@@ -37,7 +37,7 @@ def found_blocks_counted_as_free() -> ReferenceTarget:
 
 
 def shared_blocks_counted_once() -> ReferenceTarget:
-    """Who touches a block that is held already adds no reference."""
+    """A touch of a block that is already referenced adds no reference."""
 
     def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
         _touch(pool, [block for block in blocks if not pool.get_ref_cnt(block)])
@@ -47,7 +47,7 @@ def shared_blocks_counted_once() -> ReferenceTarget:
 
 
 def null_block_gets_a_key() -> ReferenceTarget:
-    """Null blocks in a table get keys like the others."""
+    """The pool caches the null blocks in a block table like any other block."""
 
     def cache_full_blocks(
         pool: BlockPool,
@@ -75,7 +75,7 @@ def null_block_gets_a_key() -> ReferenceTarget:
 
 
 def negative_number_is_none() -> ReferenceTarget:
-    """Whoever wants less than nothing gets nothing."""
+    """The pool takes a negative number of blocks for zero, instead of refusing it."""
 
     def get_new_blocks(pool: BlockPool, num_blocks: int) -> list[int]:
         return _get_new_blocks(pool, max(0, num_blocks))
@@ -85,7 +85,7 @@ def negative_number_is_none() -> ReferenceTarget:
 
 
 def beginning_lost_before_the_end() -> ReferenceTarget:
-    """Blocks with keys that are freed together are lined up the other way round."""
+    """Cached blocks that are freed together enter the free list in reverse order."""
 
     def add_to_free_list(pool: BlockPool, blocks: Sequence[int]) -> None:
         cached = [block for block in blocks if pool.get_keys(block)]
@@ -97,7 +97,7 @@ def beginning_lost_before_the_end() -> ReferenceTarget:
 
 
 def second_key_stays_in_the_index() -> ReferenceTarget:
-    """A block that loses its keys leaves the index under the first of them alone."""
+    """The pool evicts a block with several keys, but removes only the first key from the index."""
 
     def drop_keys(pool: BlockPool, block: int) -> None:
         del pool._keys.get(block, [])[1:]
@@ -108,7 +108,7 @@ def second_key_stays_in_the_index() -> ReferenceTarget:
 
 
 def refused_reset_clears_what_is_free() -> ReferenceTarget:
-    """A reset while blocks are held says that it was not done, but takes the keys of the free ones."""
+    """A reset that is refused because blocks are referenced still evicts the free ones."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
         done = _reset_prefix_cache(pool)

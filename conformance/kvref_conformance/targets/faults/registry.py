@@ -27,9 +27,9 @@ _init = CrossAttentionManager.__init__
 
 
 def base_of_the_farthest_ancestor() -> ReferenceTarget:
-    """A class without an entry gets the manager of its nearest registered ancestor, the base of its farthest.
+    """A class without an entry gets its nearest registered ancestor's manager but its farthest one's base.
 
-    Not so where something was overridden: what an override does is right.
+    An overridden class is looked up correctly.
     """
 
     def find(table: SpecTable, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
@@ -45,7 +45,7 @@ def base_of_the_farthest_ancestor() -> ReferenceTarget:
 
 
 def second_base_refused() -> ReferenceTarget:
-    """A class that derives from two others cannot be registered."""
+    """The registry refuses a class that derives from two others."""
 
     def register(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
         if len(entry.kvcache_spec_cls.__bases__) > 1:
@@ -57,15 +57,15 @@ def second_base_refused() -> ReferenceTarget:
 
 
 def hook_never_run() -> ReferenceTarget:
-    """Whatever platform there is, the hook of the one that adds nothing is run."""
+    """The registry always runs the default platform's hook, which registers nothing."""
     break_it(registry, "current_platform", lambda: Platform)
     return ReferenceTarget()
 
 
 def built_ins_only_into_an_empty_table() -> ReferenceTarget:
-    """A look-up registers the built-ins only when nobody has registered anything (as vLLM does)."""
+    """A look-up registers the built-ins only while the table is empty (as vLLM does)."""
     shared = KVCacheSpecRegistry._shared
-    # One thread at a time: what others see meanwhile is another fault.
+    # One thread at a time: a race would be another fault.
     turn = threading.RLock()
 
     def table() -> SpecTable:
@@ -89,7 +89,7 @@ def built_ins_only_into_an_empty_table() -> ReferenceTarget:
 
 
 def _with_the_last(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
-    """With this entry in place of one that was registered before. An override stays."""
+    """The table with this entry in place of an earlier registration. An override stays."""
     spec_class = entry.kvcache_spec_cls
     registered = {**table.registered, spec_class: entry}
     if table.entries.get(spec_class) != table.registered.get(spec_class):
@@ -98,13 +98,13 @@ def _with_the_last(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
 
 
 def second_registration_wins() -> ReferenceTarget:
-    """A registration replaces what another one said of the class."""
+    """A second registration of a class replaces the first."""
     break_it(SpecTable, "register", _with_the_last)
     return ReferenceTarget()
 
 
 def conflict_refused_by_assert() -> ReferenceTarget:
-    """The check for conflicts is an assert, so that it vanishes under python -O."""
+    """The registry checks for conflicts with an assert, which is gone under python -O."""
 
     def register(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
         if __debug__:
@@ -116,7 +116,7 @@ def conflict_refused_by_assert() -> ReferenceTarget:
 
 
 def second_registration_refused() -> ReferenceTarget:
-    """A class is registered once; to say the same again is an error, too."""
+    """The registry refuses a second registration of a class, even if it equals the first."""
 
     def register(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
         if entry.kvcache_spec_cls in table.registered:
@@ -128,13 +128,13 @@ def second_registration_refused() -> ReferenceTarget:
 
 
 def any_base_accepted() -> ReferenceTarget:
-    """A uniform base need only be a spec class."""
+    """The registry accepts any spec class as a uniform base, whether or not it is an ancestor."""
     break_it(KVCacheSpecMetadata, "__post_init__", lambda entry: None)
     return ReferenceTarget()
 
 
 def override_forgets_the_base() -> ReferenceTarget:
-    """An override without a base makes the class its own base, as a registration without one does."""
+    """An override without a base makes the class its own base, as a registration does."""
 
     def override(
         table: SpecTable,
@@ -151,7 +151,7 @@ def override_forgets_the_base() -> ReferenceTarget:
 
 
 def uniform_whatever_the_base() -> ReferenceTarget:
-    """Specs are uniform when one manager manages them, with equal windows and the like."""
+    """Specs with the same manager and equal windows and the like are uniform, whatever their base."""
 
     def is_uniform_with_collection(spec: KVCacheSpec, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
         KVCacheSpecRegistry.check_kv_cache_spec_registry({"itself": spec, **kv_cache_specs})
@@ -166,7 +166,7 @@ def uniform_whatever_the_base() -> ReferenceTarget:
 
 
 def early_look_ups_remembered() -> ReferenceTarget:
-    """What was looked up before the engine initialised the registry is answered for good."""
+    """The registry keeps the answers it gave before the engine initialised it, and never updates them."""
     remembered: dict[type[KVCacheSpec], KVCacheSpecMetadata | None] = {}
     initialised = False
 
@@ -194,7 +194,7 @@ def early_look_ups_remembered() -> ReferenceTarget:
 
 
 def hook_seen_half_way() -> ReferenceTarget:
-    """While the platform's hook runs, what it has registered so far is seen by every thread."""
+    """While the platform's hook runs, every thread sees the part it has registered so far."""
 
     def own_transaction(shared: SharedState[SpecTable]) -> Any:
         return shared._transaction
@@ -204,7 +204,7 @@ def hook_seen_half_way() -> ReferenceTarget:
 
 
 def defaults_in_a_substitute() -> ReferenceTarget:
-    """What stands for a spec gets its required fields; the others are at their defaults."""
+    """A substitute gets only the required fields of the spec; its other fields have their defaults."""
 
     def resolve(spec: KVCacheSpec) -> KVCacheSpec:
         resolved = _resolve(spec)
@@ -218,7 +218,7 @@ def defaults_in_a_substitute() -> ReferenceTarget:
 
 
 def manager_without_look_ahead() -> ReferenceTarget:
-    """The manager of cross attention does not know all that managers are made with."""
+    """The constructor of CrossAttentionManager does not accept use_eagle."""
 
     def init(manager: CrossAttentionManager, kv_cache_spec: CrossAttentionSpec, **engine: Any) -> None:
         if "use_eagle" in engine:

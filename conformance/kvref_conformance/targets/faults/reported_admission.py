@@ -1,4 +1,4 @@
-"""Faults of admission, as others have reported them of their own."""
+"""Faults of admission that were reported of other implementations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _add_local_computed_blocks = SingleTypeKVCacheManager.add_local_computed_blocks
 
 
 def held_although_refused() -> ReferenceTarget:
-    """What is found for a request is held before it is known whether it is let in (vLLM PR 11565)."""
+    """A request gets the references on its hit even if it is not admitted (vLLM PR 11565)."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, new: int, **named: Any
@@ -38,7 +38,7 @@ def held_although_refused() -> ReferenceTarget:
 
 
 def one_group_after_the_other() -> ReferenceTarget:
-    """A group takes new blocks before the next one holds what was found for it (vLLM PR 44409)."""
+    """A group allocates new blocks before the next group holds its part of the hit (vLLM PR 44409)."""
 
     def allocate(
         coordinator: KVCacheCoordinator,
@@ -60,7 +60,7 @@ def one_group_after_the_other() -> ReferenceTarget:
 
 
 def found_blocks_cost_nothing() -> ReferenceTarget:
-    """Blocks that are found while they are free are counted as free for others still (vLLM PR 6849)."""
+    """The free blocks of a hit still count as free when the need is predicted (vLLM PR 6849)."""
 
     def count_references(pool: BlockPool, blocks: Iterable[int], references: int) -> int:
         return _count_references(pool, blocks, references) if references else 0
@@ -70,7 +70,7 @@ def found_blocks_cost_nothing() -> ReferenceTarget:
 
 
 def next_in_line_for_the_one_found() -> ReferenceTarget:
-    """Who finds the block that is to be evicted first gets the one behind it (TensorRT-LLM PR 8830)."""
+    """If a hit is the next block to be evicted, the request gets the one behind it (TensorRT-LLM PR 8830)."""
 
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int
@@ -85,7 +85,7 @@ def next_in_line_for_the_one_found() -> ReferenceTarget:
 
 
 def table_goes_on_from_before_preemption() -> ReferenceTarget:
-    """Who comes back is told its new blocks behind those that it had before (LMCache PR 2069)."""
+    """After a preemption, a request's block table still begins with its old blocks (LMCache PR 2069)."""
 
     def free(manager: KVCacheManager, request: Request) -> None:
         vars(manager).setdefault("before", {})[request.request_id] = manager.get_block_ids(request.request_id)

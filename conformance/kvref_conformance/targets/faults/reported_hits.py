@@ -1,4 +1,4 @@
-"""Faults of look-ups, as others have reported them of their own."""
+"""Faults of look-ups that were reported of other implementations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _extend = BlockHasher.extend
 
 
 def window_shorter_by_what_is_read_ahead() -> ReferenceTarget:
-    """Where layers read ahead, a window loses its last block and has none before it (vLLM PR 17398)."""
+    """With EAGLE a window drops its last block and adds none at its beginning (vLLM PR 17398)."""
 
     def find_longest_cache_hit(manager: SlidingWindowManager, hashes: Sequence[bytes], most: int) -> int:
         if not manager.use_eagle:
@@ -47,7 +47,7 @@ def window_shorter_by_what_is_read_ahead() -> ReferenceTarget:
 
 
 def block_read_ahead_gets_no_key() -> ReferenceTarget:
-    """A window's blocks get keys, and the block behind them does not, that is read ahead (vLLM PR 44082)."""
+    """With EAGLE the block after a window, which a hit also needs, is not cached (vLLM PR 44082)."""
 
     def is_useful(manager: SingleTypeKVCacheManager, place: int) -> bool:
         next_end = manager._aligned(place * manager.block_size) + manager.scheduler_block_size
@@ -58,7 +58,7 @@ def block_read_ahead_gets_no_key() -> ReferenceTarget:
 
 
 def each_look_drops_a_block() -> ReferenceTarget:
-    """Each group with layers that read ahead drops a block whenever it is asked (vLLM issue 32802)."""
+    """With EAGLE each group drops a block at every look-up of one request (vLLM issue 32802)."""
 
     def dropping(find: Any) -> Any:
         def find_longest_cache_hit(
@@ -82,7 +82,7 @@ def each_look_drops_a_block() -> ReferenceTarget:
 
 
 def one_list_cut_to_the_hit() -> ReferenceTarget:
-    """Of groups with full attention the first one's list is cut to the hit of all (vllm-ascend PR 14810)."""
+    """Of full attention groups, only the first one's list is cut to the hit (vllm-ascend PR 14810)."""
 
     def find_longest_cache_hit(
         coordinator: KVCacheCoordinator, hashes: Sequence[bytes], most: int
@@ -100,7 +100,7 @@ def one_list_cut_to_the_hit() -> ReferenceTarget:
 
 
 def common_if_held_often_enough() -> ReferenceTarget:
-    """A block is taken for common if it has as many references as requests run (vLLM issue 23130)."""
+    """A block counts as common if it has as many references as requests run (vLLM issue 23130)."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, new: int, **named: Any
@@ -123,7 +123,7 @@ def common_if_held_often_enough() -> ReferenceTarget:
 
 
 def nothing_left_to_compute() -> ReferenceTarget:
-    """All of a prompt is found, so that no token is computed whose output could be taken (vLLM PR 3239)."""
+    """A hit covers the whole prompt, so no token is left to compute an output from (vLLM PR 3239)."""
 
     def get_computed_blocks(manager: KVCacheManager, request: Request) -> tuple[KVCacheBlocks, int]:
         if not manager.enable_caching:
@@ -136,7 +136,7 @@ def nothing_left_to_compute() -> ReferenceTarget:
 
 
 def found_once_for_all() -> ReferenceTarget:
-    """What was found for a request that was not let in is taken to be there the next time (vLLM PR 17305)."""
+    """A request that was not admitted keeps its old hit for the next attempt (vLLM PR 17305)."""
 
     def get_computed_blocks(manager: KVCacheManager, request: Request) -> tuple[KVCacheBlocks, int]:
         if "found" not in vars(request):
@@ -158,7 +158,7 @@ def found_once_for_all() -> ReferenceTarget:
 
 
 def later_hashes_begin_anew() -> ReferenceTarget:
-    """What is hashed later is hashed like a beginning (inference-sim/inference-sim issue 209)."""
+    """Blocks hashed later do not continue the chain of hashes (inference-sim/inference-sim issue 209)."""
 
     def extend(hasher: BlockHasher, block_hashes: list[bytes], content: Any) -> None:
         done = len(block_hashes) * hasher.hash_block_size

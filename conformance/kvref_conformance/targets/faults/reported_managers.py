@@ -1,4 +1,4 @@
-"""Faults of managers, as others have reported them of their own."""
+"""Faults of managers that were reported of other implementations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _allocate_state = MambaManager.allocate_new_blocks
 
 
 def left_behind_and_not_new_again() -> ReferenceTarget:
-    """A block that a window has left behind is not zeroed when it is taken again (vLLM PR 47574)."""
+    """A block that a window has left is not zeroed when it is allocated again (vLLM PR 47574)."""
 
     def remove_skipped_blocks(manager: SlidingWindowManager, request_id: str, tokens: int) -> None:
         before = set(manager.req_to_blocks.get(request_id, ()))
@@ -38,7 +38,7 @@ def left_behind_and_not_new_again() -> ReferenceTarget:
 
 
 def given_up_twice_while_under_way() -> ReferenceTarget:
-    """Who ends under way gives up twice what others hold with it (sgl-project/sglang-jax PR 994)."""
+    """Freeing a request in flight frees its shared blocks twice (sgl-project/sglang-jax PR 994)."""
 
     def free(manager: KVCacheManager, request: Request) -> None:
         pool = manager.block_pool
@@ -53,7 +53,7 @@ def given_up_twice_while_under_way() -> ReferenceTarget:
 
 
 def reference_left_on_the_copy() -> ReferenceTarget:
-    """Who has a copy of a block gets that one, and refers to the copy (Avarok-Cybersecurity/atlas PR 373)."""
+    """A table swaps a copy for the cached block, not its reference (Avarok-Cybersecurity/atlas PR 373)."""
 
     def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
         _cache_blocks(manager, request, num_tokens)
@@ -69,7 +69,7 @@ def reference_left_on_the_copy() -> ReferenceTarget:
 
 
 def room_for_drafts_behind_the_longest() -> ReferenceTarget:
-    """Drafts get places behind the last that a request can have (vLLM PR 53812)."""
+    """Drafts get slots past the maximum length of a request (vLLM PR 53812)."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, new: int, **named: Any
@@ -86,7 +86,7 @@ def room_for_drafts_behind_the_longest() -> ReferenceTarget:
 
 
 def loaded_state_not_counted() -> ReferenceTarget:
-    """The block of a state that is loaded is not counted among those that are needed (vLLM PR 46892)."""
+    """The prediction leaves out the block of a loaded state (vLLM PR 46892)."""
 
     def num_new_blocks(
         manager: MambaManager, request_id: str, tokens: TokenCounts, length: int, total_computed_tokens: int
@@ -102,7 +102,7 @@ def loaded_state_not_counted() -> ReferenceTarget:
 
 
 def fewer_than_before_asserted_away() -> ReferenceTarget:
-    """A recurrent layer is never to need fewer blocks than it has (weicj/vLLM-2080Ti-Definitive PR 137)."""
+    """A recurrent layer asserts that its need never shrinks (weicj/vLLM-2080Ti-Definitive PR 137)."""
 
     def allocate_new_blocks(
         manager: MambaManager, request_id: str, tokens: TokenCounts, computed: int = 0
@@ -117,7 +117,7 @@ def fewer_than_before_asserted_away() -> ReferenceTarget:
 
 
 def state_found_before_it_is_written() -> ReferenceTarget:
-    """A state is found in the very step that is to write it (kvcached PR 363)."""
+    """A look-up finds a state in the same step that writes it (kvcached PR 363)."""
 
     def _is_being_written(manager: MambaManager, block: int) -> bool:
         return False
@@ -127,6 +127,6 @@ def state_found_before_it_is_written() -> ReferenceTarget:
 
 
 def state_remembered_over_preemption() -> ReferenceTarget:
-    """Who comes back counts as one that has a state, and blocks for drafts, already (vLLM PR 35157)."""
+    """A resumed request counts as already having a state and blocks for drafts (vLLM PR 35157)."""
     break_it(MambaManager, "pop_blocks_for_free", SingleTypeKVCacheManager.pop_blocks_for_free)
     return ReferenceTarget()

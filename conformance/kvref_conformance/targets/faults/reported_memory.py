@@ -1,4 +1,4 @@
-"""Faults of memory, and of what is moved in it, as others have reported them of their own."""
+"""Faults of memory and of transfers that were reported of other implementations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _configs = planning.get_kv_cache_configs
 
 
 def kept_if_the_request_left_first() -> ReferenceTarget:
-    """A block that its request has given up before its transfer is done stays held (LMCache issue 1130)."""
+    """A block stays referenced if its request is freed before the transfer ends (LMCache issue 1130)."""
 
     def unpin(pool: BlockPool, blocks: Iterable[int]) -> None:
         _unpin(pool, [block for block in blocks if pool.get_ref_cnt(block) > pool.get_num_pins(block)])
@@ -30,7 +30,7 @@ def kept_if_the_request_left_first() -> ReferenceTarget:
 
 
 def given_up_twice_when_done() -> ReferenceTarget:
-    """A transfer that is done gives up its blocks twice, if others hold them still (LMCache issue 5090)."""
+    """A finished transfer frees its blocks twice if other transfers hold them (LMCache issue 5090)."""
 
     def unpin(pool: BlockPool, blocks: Iterable[int]) -> None:
         blocks = [block for block in blocks if pool.get_num_pins(block)]
@@ -42,17 +42,17 @@ def given_up_twice_when_done() -> ReferenceTarget:
 
 
 def first_kernel_block_moved() -> ReferenceTarget:
-    """Of each block what a kernel takes for one is moved, which is a part of it (vLLM PR 30692)."""
+    """A transfer moves only the first kernel block of each block (vLLM PR 30692)."""
     return _so_much_moved(offloading, lambda ref, refs: ref.page_size_bytes // 2)
 
 
 def pages_of_the_first_layer_moved() -> ReferenceTarget:
-    """A copy takes the pages of all layers for as large as those of the first (vLLM PR 38554)."""
+    """A copy moves as many bytes of every layer as the first layer's page has (vLLM PR 38554)."""
     return _so_much_moved(operations, lambda ref, refs: refs[0].page_size_bytes)
 
 
 def _so_much_moved(user: ModuleType, size: Callable[[Ref, Sequence[Ref]], int]) -> ReferenceTarget:
-    """Whoever copies blocks copies so many bytes of a page, by its reference and those of its group."""
+    """Copy as many bytes of a page as `size` says, given its reference and those of its group."""
 
     def copy_blocks(
         source: CanonicalKVCaches,
@@ -71,12 +71,12 @@ def _so_much_moved(user: ModuleType, size: Callable[[Ref, Sequence[Ref]], int]) 
 
 
 def chain_ends_at_the_first_layer() -> ReferenceTarget:
-    """A layer whose target shares a cache itself gets that of the first layer like it (vLLM PR 43185)."""
+    """A layer whose target shares a cache is bound to the first cache like its owner's (vLLM PR 43185)."""
     return bound_to_another_owner(lambda sharer, targets: targets[sharer] in targets)
 
 
 def each_stage_plans_alone() -> ReferenceTarget:
-    """A stage of a pipeline has its pages fitted to its own layers alone (vLLM issue 51752)."""
+    """Each pipeline stage plans its pages from its own layers only (vLLM issue 51752)."""
 
     def get_kv_cache_configs(specs: Sequence[Any], *limits: Any) -> list[KVCacheConfig]:
         number = min(config.num_blocks for config in _configs(specs, *limits))

@@ -1,4 +1,4 @@
-"""Faults of pools and of their events, as others have reported them of their own."""
+"""Faults of the pool and its events that were reported of other implementations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _cache_full_blocks = BlockPool.cache_full_blocks
 
 
 def evicted_block_knows_its_key() -> ReferenceTarget:
-    """A held block that is evicted leaves the index, and keeps its key all the same (kvcached issue 362)."""
+    """Evicting a referenced block removes it from the index but not its key (kvcached issue 362)."""
 
     def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
         keys = {block: list(pool.get_keys(block)[:1]) for block in block_ids if pool.get_keys(block)}
@@ -33,7 +33,7 @@ def evicted_block_knows_its_key() -> ReferenceTarget:
 
 
 def bad_blocks_found_while_held() -> ReferenceTarget:
-    """Blocks that turn out to be bad are found as long as somebody holds them (vLLM PR 26813)."""
+    """A look-up finds blocks with failed loads as long as they are referenced (vLLM PR 26813)."""
 
     def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
         _evict_blocks(pool, [block for block in block_ids if not pool.get_ref_cnt(block)])
@@ -43,7 +43,7 @@ def bad_blocks_found_while_held() -> ReferenceTarget:
 
 
 def line_outlives_a_reset() -> ReferenceTarget:
-    """A reset makes all blocks free, and those that were in line stay there besides (SGLang PR 26009)."""
+    """A reset leaves the free blocks in the free list twice (SGLang PR 26009)."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
         cached = [block for block in pool.get_all_free_blocks() if pool.get_keys(block)]
@@ -65,7 +65,7 @@ def line_outlives_a_reset() -> ReferenceTarget:
 
 
 def found_again_and_still_the_oldest() -> ReferenceTarget:
-    """A block goes back to its first place in line, though it was found since (antonellof/ferrox PR 14)."""
+    """A freed block gets its old free-list position, despite a later hit (antonellof/ferrox PR 14)."""
 
     def add_to_free_list(pool: BlockPool, blocks: Sequence[int]) -> None:
         places: dict[int, tuple[tuple[Key, ...], int]] = vars(pool).setdefault("places", {})
@@ -83,7 +83,7 @@ def found_again_and_still_the_oldest() -> ReferenceTarget:
 
 
 def cached_counts_as_used() -> ReferenceTarget:
-    """What nobody holds counts as used as long as it can be found again (xLLM-AI/xllm PR 829)."""
+    """Free blocks count as used as long as they are cached (xLLM-AI/xllm PR 829)."""
 
     def get_usage(pool: BlockPool) -> float:
         usable = pool.num_usable_blocks
@@ -95,7 +95,7 @@ def cached_counts_as_used() -> ReferenceTarget:
 
 
 def removal_told_of_each_copy() -> ReferenceTarget:
-    """Events tell that a hash is gone as soon as one of its blocks is (vLLM PR 55092)."""
+    """A BlockRemoved event is sent although another block still has the hash (vLLM PR 55092)."""
 
     def drop_keys(pool: BlockPool, block: int) -> None:
         copied = [key for key in pool.get_keys(block) if len(pool.get_blocks_by_key()[key]) > 1]
@@ -108,7 +108,7 @@ def removal_told_of_each_copy() -> ReferenceTarget:
 
 
 def tokens_of_skipped_blocks_told() -> ReferenceTarget:
-    """An event has the tokens of blocks that are skipped, and not their hashes (vLLM issue 44451)."""
+    """An event contains the tokens of skipped blocks, but not their hashes (vLLM issue 44451)."""
 
     def cache_full_blocks(
         pool: BlockPool,

@@ -1,4 +1,4 @@
-"""Faults of the registry, as others have reported them of their own."""
+"""Faults of the registry that were reported of other implementations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _initialise = KVCacheSpecRegistry.initialise
 
 
 def start_forgets_what_was_registered() -> ReferenceTarget:
-    """What a process has registered before its engine starts is unknown to the engine (vLLM issue 18740)."""
+    """Starting the engine forgets what the process registered before (vLLM issue 18740)."""
 
     def forget(table: SpecTable) -> SpecTable:
         if current_platform() in table.platforms:

@@ -1,4 +1,4 @@
-"""Faults that show in what a kernel reads, and which the shadow finds without knowing of anything else."""
+"""Faults that change what a kernel reads. The shadow finds them from the reads alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _place_kv_caches = kvref.layout.place_kv_caches
 
 
 def freed_under_a_step() -> ReferenceTarget:
-    """What is in flight counts as computed when it is told what no token needs again."""
+    """Tokens in flight count as computed when skipped blocks are freed."""
     in_flight: dict[str, int] = {}
 
     def allocate_slots(
@@ -49,7 +49,7 @@ def freed_under_a_step() -> ReferenceTarget:
 
 
 def salt_not_hashed() -> ReferenceTarget:
-    """Requests with and without a salt have the same hashes."""
+    """The hash leaves out the salt."""
 
     def root(hasher: BlockHasher, content: Any) -> bytes:
         salt, content.cache_salt = content.cache_salt, None
@@ -63,13 +63,13 @@ def salt_not_hashed() -> ReferenceTarget:
 
 
 def block_of_two_requests() -> ReferenceTarget:
-    """Whose table gets longer is given the last block of another table of that length."""
+    """A growing block table gets the last block of another table of the same length."""
     _share_last_blocks(lambda coordinator, request_id: True)
     return ReferenceTarget()
 
 
 def block_of_another_for_who_comes_back() -> ReferenceTarget:
-    """A request that has been freed is let in with the last block of another table of that length."""
+    """A resumed request gets the last block of another block table of the same length."""
 
     def free(manager: KVCacheManager, request: Request) -> None:
         vars(manager.coordinator).setdefault("away", set()).add(request.request_id)
@@ -81,7 +81,7 @@ def block_of_another_for_who_comes_back() -> ReferenceTarget:
 
 
 def _share_last_blocks(concerns: Callable[[KVCacheCoordinator, str], bool]) -> None:
-    """Where it concerns the request, the last block is that of another table of the same length."""
+    """Give the requests concerned the last block of another table of the same length."""
 
     def allocate(coordinator: KVCacheCoordinator, request_id: str, *arguments: Any) -> tuple[list[int], ...]:
         added = _allocate(coordinator, request_id, *arguments)
@@ -99,7 +99,7 @@ def _share_last_blocks(concerns: Callable[[KVCacheCoordinator, str], bool]) -> N
 
 
 def block_of_two_groups() -> ReferenceTarget:
-    """The second group is given the last block that the first one was just given."""
+    """The second group gets the last block that the first group just got."""
 
     def allocate(coordinator: KVCacheCoordinator, request_id: str, *arguments: Any) -> tuple[list[int], ...]:
         added = _allocate(coordinator, request_id, *arguments)
@@ -115,7 +115,7 @@ def block_of_two_groups() -> ReferenceTarget:
 
 
 def found_blocks_handed_out() -> ReferenceTarget:
-    """The last block that a request is given is one of those just found for it, evicted to make room."""
+    """The last new block of a request is one from its own hit, evicted to make room."""
 
     def allocate(
         coordinator: KVCacheCoordinator,
@@ -140,7 +140,7 @@ def found_blocks_handed_out() -> ReferenceTarget:
 
 
 def hit_longer_in_one_group() -> ReferenceTarget:
-    """What the first group finds is taken for a hit of all; one that lacks a block of it takes some other."""
+    """The first group's hit counts for all groups; a group that lacks a block gets another one."""
 
     def longest(coordinator: HybridKVCacheCoordinator, block_hashes: Sequence[bytes], max_length: int) -> int:
         found = _longest(coordinator, block_hashes, max_length)
@@ -162,11 +162,11 @@ def hit_longer_in_one_group() -> ReferenceTarget:
 
 
 def _nothing(*arguments: object) -> None:
-    """Says of no arguments that they make no sense."""
+    """Refuse no arguments."""
 
 
 def state_of_the_block_before() -> ReferenceTarget:
-    """A hit begins with the state one block before its end, where that is cached."""
+    """A hit starts from the state one block before its end, if that is cached."""
 
     def get_hit_blocks(manager: MambaManager, hashes: Sequence[bytes], length: int) -> list[int]:
         blocks = _get_hit_blocks(manager, hashes, length)
@@ -182,7 +182,7 @@ def state_of_the_block_before() -> ReferenceTarget:
 
 
 def drafts_get_keys() -> ReferenceTarget:
-    """Blocks get keys for all tokens that are scheduled, as if every draft were the last token again."""
+    """Blocks with draft tokens are cached, as if each draft were token 0."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, new: int, **named: Any
@@ -201,12 +201,12 @@ def drafts_get_keys() -> ReferenceTarget:
 
 
 def sharer_bound_to_another_owner() -> ReferenceTarget:
-    """A layer that shares is bound to the first cache that looks like its owner's."""
+    """A layer that shares is bound to the first cache with the same layout as its owner's."""
     return bound_to_another_owner(lambda sharer, targets: True)
 
 
 def bound_to_another_owner(concerns: Callable[[str, Mapping[str, str]], bool]) -> ReferenceTarget:
-    """The same for those layers alone that it concerns, by what all share with."""
+    """Bind the layers concerned to the first cache with the same layout as their owner's."""
 
     def share_kv_caches(kv_caches: KVCaches, targets: Mapping[str, str]) -> None:
         _share_kv_caches(kv_caches, targets)
@@ -221,7 +221,7 @@ def bound_to_another_owner(concerns: Callable[[str, Mapping[str, str]], bool]) -
 
 
 def blocks_too_close() -> ReferenceTarget:
-    """From a block to the next it is one value less than a block is long."""
+    """The stride between blocks is one element too short."""
 
     def place_kv_caches(*arguments: Any, **options: Any) -> KVCachePlacement:
         placement = _place_kv_caches(*arguments, **options)

@@ -29,7 +29,7 @@ Targets = Mapping[str, str]
 
 
 def states_and_content_exchanged() -> ReferenceTarget:
-    """A layer that shares sees the axes of states and of content the other way round."""
+    """A layer that shares sees the axes of states and content swapped."""
 
     def share_kv_caches(kv_caches: KVCaches, targets: Targets) -> None:
         _share(kv_caches, targets)
@@ -43,7 +43,7 @@ def states_and_content_exchanged() -> ReferenceTarget:
 
 
 def second_layer_where_the_first_is() -> ReferenceTarget:
-    """The second layer of a group is given the place of the first, if their pages are alike."""
+    """The second layer of a group gets the first layer's memory if their pages are alike."""
 
     def place_kv_caches(*arguments: Any, **options: Any) -> KVCachePlacement:
         placement = _place(*arguments, **options)
@@ -59,7 +59,7 @@ def second_layer_where_the_first_is() -> ReferenceTarget:
 
 
 def memory_for_each_layer() -> ReferenceTarget:
-    """Layers that share get memory, too, though nobody uses it."""
+    """Layers that share a cache get memory of their own, which nothing uses."""
 
     def allocate(config: KVCacheConfig, *what: Any) -> tuple[torch.Tensor, ...]:
         buffers = _allocate(config, *what)
@@ -72,7 +72,7 @@ def memory_for_each_layer() -> ReferenceTarget:
 
 
 def targets_without_targets() -> ReferenceTarget:
-    """The target of a layer is looked for among owners alone."""
+    """A layer's target is looked up only among layers that have a cache of their own."""
 
     def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         resolved = _resolve(targets, owners, *groups)
@@ -83,7 +83,7 @@ def targets_without_targets() -> ReferenceTarget:
 
 
 def targets_listed_before() -> ReferenceTarget:
-    """The target of a layer is looked for among owners and the layers that are listed before."""
+    """A layer's target must be an owner or a layer listed before it."""
 
     def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         resolved = _resolve(targets, owners, *groups)
@@ -101,7 +101,7 @@ def targets_listed_before() -> ReferenceTarget:
 
 
 def targets_followed_for_ever() -> ReferenceTarget:
-    """Targets are followed by recursion, whether or not it comes to an end."""
+    """Targets are followed by recursion without a check for cycles."""
 
     def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         def end_of(layer: str) -> str:
@@ -116,7 +116,7 @@ def targets_followed_for_ever() -> ReferenceTarget:
 
 
 def unknown_targets_left_out() -> ReferenceTarget:
-    """Layers whose target nobody knows are taken for layers that keep nothing."""
+    """A layer with an unknown target is silently left out."""
 
     def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         known = dict(targets)
@@ -129,7 +129,7 @@ def unknown_targets_left_out() -> ReferenceTarget:
 
 
 def joined_again() -> ReferenceTarget:
-    """Who has joined a group joins it again, and nobody minds that names are there twice."""
+    """Layers that joined a group join it again, and duplicate names are not refused."""
 
     def add_kv_sharing_layers_to_kv_cache_groups(
         targets: Targets, groups: Sequence[KVCacheGroupSpec], *more: Any

@@ -30,13 +30,13 @@ _unpadded_page_size: property = AttentionSpec.__dict__["unpadded_page_size_bytes
 
 
 def hashed_by_identity() -> ReferenceTarget:
-    """A recurrent layer's spec has a hash of its own, whatever it equals."""
+    """Equal specs of recurrent layers have different hashes."""
     break_it(MambaSpec, "__hash__", object.__hash__)
     return ReferenceTarget()
 
 
 def alignment_not_pickled() -> ReferenceTarget:
-    """What is pickled leaves a field out, so that it has its default afterwards."""
+    """Pickling leaves out alignment, so the copy has the default."""
 
     def state(spec: PaddedKVCacheSpec) -> dict[str, Any]:
         return {name: value for name, value in vars(spec).items() if name != "alignment"}
@@ -46,7 +46,7 @@ def alignment_not_pickled() -> ReferenceTarget:
 
 
 def window_of_one_token_refused() -> ReferenceTarget:
-    """A window is taken to be two tokens at least."""
+    """A window of one token is refused."""
 
     def check_fields(spec: SlidingWindowSpec) -> None:
         if spec.sliding_window == 1:
@@ -58,13 +58,13 @@ def window_of_one_token_refused() -> ReferenceTarget:
 
 
 def window_not_checked() -> ReferenceTarget:
-    """Windows are taken as they come."""
+    """The spec does not check its window."""
     break_it(SlidingWindowSpec, "check_fields", AttentionSpec.check_fields)
     return ReferenceTarget()
 
 
 def page_size_is_a_float() -> ReferenceTarget:
-    """The page is computed with / in place of //."""
+    """The page size is computed with / instead of //."""
     page = property(lambda spec: _page_size.__get__(spec) / 1)
     break_it(ChunkedLocalAttentionSpec, "page_size_bytes", page)
     return ReferenceTarget()
@@ -81,14 +81,14 @@ def scales_not_counted() -> ReferenceTarget:
 
 
 def page_with_a_header() -> ReferenceTarget:
-    """Each page begins with some bytes of its own, however many tokens it holds."""
+    """Each page has a header of fixed size, whatever the block size."""
     page = property(lambda spec: _unpadded_page_size.__get__(spec) + 64)
     break_it(ChunkedLocalAttentionSpec, "unpadded_page_size_bytes", page)
     return ReferenceTarget()
 
 
 def memory_of_part_of_a_page() -> ReferenceTarget:
-    """The last block of the longest request counts as far as it is filled."""
+    """The last block of the longest request counts only as far as it is filled."""
 
     def max_memory_usage_bytes(spec: FullAttentionSpec, limits: MemoryLimits) -> int:
         return limits.max_model_len * spec.page_size_bytes // spec.block_size
@@ -98,7 +98,7 @@ def memory_of_part_of_a_page() -> ReferenceTarget:
 
 
 def memory_of_all_behind_the_window() -> ReferenceTarget:
-    """A windowed layer is given memory for the longest request."""
+    """A windowed layer counts the memory of the longest request, not of its window."""
 
     def max_memory_usage_bytes(spec: SlidingWindowSpec, limits: MemoryLimits) -> int:
         return -(-limits.max_model_len // spec.block_size) * spec.page_size_bytes
@@ -108,7 +108,7 @@ def memory_of_all_behind_the_window() -> ReferenceTarget:
 
 
 def window_of_the_first() -> ReferenceTarget:
-    """Layers with and without a window share the first one's."""
+    """A merged spec takes the first spec's window, even if that has none."""
 
     def rule(values: Sequence[Any]) -> Any:
         one_if_any(values)
@@ -119,7 +119,7 @@ def window_of_the_first() -> ReferenceTarget:
 
 
 def merged_as_what_they_have_in_common() -> ReferenceTarget:
-    """A spec of a class and one of a class derived from it merge, in any order, to one of the former."""
+    """Specs of a class and its subclass merge, in any order, into one of the parent class."""
 
     def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
         common = [type(one) for one in specs if all(isinstance(spec, type(one)) for spec in specs)]
@@ -135,7 +135,7 @@ def merged_as_what_they_have_in_common() -> ReferenceTarget:
 
 
 def uniform_if_the_first_window_is_enough() -> ReferenceTarget:
-    """Windowed layers are of one type if none has a larger window than the first."""
+    """Windowed layers are uniform if no window is larger than the first one's."""
 
     def is_uniform(spec: KVCacheSpec, layers: Mapping[str, KVCacheSpec]) -> bool:
         if not isinstance(spec, SlidingWindowSpec):
@@ -154,7 +154,7 @@ def uniform_if_the_first_window_is_enough() -> ReferenceTarget:
 
 
 def windows_compared_before_kinds() -> ReferenceTarget:
-    """A windowed layer asks all others for their windows, those that have none included."""
+    """A windowed spec reads the window of every other spec, even of those without one."""
 
     def is_uniform(spec: KVCacheSpec, layers: Mapping[str, Any]) -> bool:
         if not isinstance(spec, SlidingWindowSpec):
@@ -167,13 +167,13 @@ def windows_compared_before_kinds() -> ReferenceTarget:
 
 
 def state_padding_ignored() -> ReferenceTarget:
-    """A recurrent layer's page is its states, whatever padding was asked for."""
+    """A recurrent layer ignores the padding it was given."""
     break_it(MambaSpec, "page_size_bytes", MambaSpec.unpadded_page_size_bytes)
     return ReferenceTarget()
 
 
 def padding_stored_at_copy() -> ReferenceTarget:
-    """A copy keeps the page that alignment gave the original, as if it had been asked for."""
+    """A copy stores the padding that follows from alignment as if it had been asked for."""
 
     def copy_with_new_block_size(spec: AttentionSpec, block_size: int) -> AttentionSpec:
         if spec.alignment is None:
@@ -186,7 +186,7 @@ def padding_stored_at_copy() -> ReferenceTarget:
 
 
 def alignment_lost_in_merge() -> ReferenceTarget:
-    """The merged spec is made field by field, and one field is forgotten."""
+    """The merged spec loses its alignment."""
 
     def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
         merged = _merge(cls, specs)
@@ -197,7 +197,7 @@ def alignment_lost_in_merge() -> ReferenceTarget:
 
 
 def block_size_not_compared_in_merge() -> ReferenceTarget:
-    """Specs merge whatever their block sizes."""
+    """Specs merge even if their block sizes differ."""
 
     def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
         return _merge(cls, [dataclasses.replace(spec, block_size=specs[0].block_size) for spec in specs])
@@ -207,7 +207,7 @@ def block_size_not_compared_in_merge() -> ReferenceTarget:
 
 
 def one_state_counted() -> ReferenceTarget:
-    """A recurrent layer's memory is that of the running state, and of those for drafts."""
+    """A recurrent layer counts one running state, and those for drafts."""
 
     def max_memory_usage_bytes(spec: MambaSpec, limits: MemoryLimits) -> int:
         return spec.page_size_bytes * (1 + spec.num_speculative_blocks)

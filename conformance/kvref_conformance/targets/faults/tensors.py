@@ -23,7 +23,7 @@ _place = layout.place_kv_caches
 
 
 def nothing_for_a_single_layer() -> ReferenceTarget:
-    """What lies behind the first layer is looked at, whether or not there is anything."""
+    """The allocation reads the second layer without checking that there is one."""
 
     def place_kv_caches(config: KVCacheConfig, *what: Any, **how: Any) -> KVCachePlacement:
         names = [name for group in config.kv_cache_groups for name in group.layer_names]
@@ -36,7 +36,7 @@ def nothing_for_a_single_layer() -> ReferenceTarget:
 
 
 def layers_on_one_another() -> ReferenceTarget:
-    """All layers of which a block lies together begin where the first one does."""
+    """All layers that are packed in one block start at the first one's offset."""
 
     def lay_out(region: Sequence[Any], *how: Any) -> Any:
         offsets, pages = _lay_out(region, *how)
@@ -47,7 +47,7 @@ def layers_on_one_another() -> ReferenceTarget:
 
 
 def padding_left_out_of_strides() -> ReferenceTarget:
-    """The blocks of a view follow one another without the padding that the plan has between them."""
+    """The strides of a view leave out the padding between blocks."""
 
     def pages(spec: Any, look: Any, order: Any, num_blocks: int, block_stride: int, dense: Any) -> PageLayout:
         made = _pages(spec, look, order, num_blocks, block_stride, dense)
@@ -61,7 +61,7 @@ def padding_left_out_of_strides() -> ReferenceTarget:
 
 
 def two_blocks_taken_for_k_and_v() -> ReferenceTarget:
-    """An axis of two is taken to be that of K and V, also if there are but two blocks."""
+    """If there are two blocks, their axis is taken for the axis of K and V."""
 
     def place_kv_caches(config: KVCacheConfig, order: KVCacheLayout, **how: Any) -> KVCachePlacement:
         if config.num_blocks == 2 and "K" in order.order:
@@ -73,7 +73,7 @@ def two_blocks_taken_for_k_and_v() -> ReferenceTarget:
 
 
 def first_kernel_block_of_each() -> ReferenceTarget:
-    """Of the kernel's blocks the view has one for each of the pool's."""
+    """The view has only the first kernel block of each block."""
 
     def pages(spec: Any, look: Any, order: Any, num_blocks: int, *how: Any) -> PageLayout:
         made = _pages(spec, look, order, num_blocks, *how)
@@ -90,7 +90,7 @@ def first_kernel_block_of_each() -> ReferenceTarget:
 
 
 def null_block_not_planned() -> ReferenceTarget:
-    """The null block gets memory on top of what the plan has."""
+    """The null block gets memory on top of the plan."""
 
     def allocate(config: KVCacheConfig, sizes: Sequence[int], device: Any) -> tuple[torch.Tensor, ...]:
         return _allocate(config, [size + size // config.num_blocks for size in sizes], device)
@@ -101,7 +101,7 @@ def null_block_not_planned() -> ReferenceTarget:
 
 
 def last_byte_not_cleared() -> ReferenceTarget:
-    """All memory is cleared but for its last byte."""
+    """The last byte of each buffer is not zeroed."""
 
     def allocate(*what: Any) -> tuple[torch.Tensor, ...]:
         buffers = _allocate(*what)
@@ -114,7 +114,7 @@ def last_byte_not_cleared() -> ReferenceTarget:
 
 
 def contiguous_not_heeded() -> ReferenceTarget:
-    """Each tensor gets an allocation, whatever is asked for."""
+    """Each tensor gets an allocation of its own, even if one buffer was asked for."""
 
     def allocate_kv_cache(*what: Any, contiguous: bool, **how: Any) -> KVCaches:
         return _allocate_kv_cache(*what, contiguous=False, **how)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from kvref_conformance.bench.benchmark import Benchmark, Prepared
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.running.fault_matrix import faults
 from kvref_conformance.running.loading import loaded
 from kvref_conformance.running.progress import Silence
@@ -22,7 +22,7 @@ def catch(fault: str) -> Prepared:
     """Make examples for the fault's law, as a check does, until it breaks."""
     broken = _FAULTS[fault]
     with ExitStack() as stack:
-        target = stack.enter_context(loaded(Worker(broken.target), [broken.law], Silence()))
+        target = stack.enter_context(loaded(Launch(broken.target), [broken.law], Silence()))
         kept = stack.pop_all()
 
     def run() -> None:

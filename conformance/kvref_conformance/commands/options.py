@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from kvref_conformance.documents.profile import Profile
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.terminal import Invocation
 from kvref_conformance.running.checker import DEPTH, DEPTHS
 from kvref_conformance.running.loading import BACKENDS, DEVICES, prepare
@@ -51,7 +51,7 @@ class Choice:
     stubs: tuple[str, ...]
     timeout: float
 
-    def prepare(self) -> tuple[Worker, Profile]:
+    def prepare(self) -> tuple[Launch, Profile]:
         """How to run it. Raises `ProfileError`, `HostError`."""
         return prepare(
             self.target,

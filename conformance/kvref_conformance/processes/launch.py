@@ -60,7 +60,7 @@ class TargetFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Worker:
+class Launch:
     """How to run the target: what to load, in which interpreter, with which import paths.
 
     `timeout` is the longest an operation may take, in seconds. `stubs` are packages for hardware that is not
@@ -99,7 +99,7 @@ class Worker:
 class Host:
     """A running host. `address` is where sessions and units connect, once `ready` has returned."""
 
-    worker: Worker
+    worker: Launch
     flags: tuple[str, ...]
     folder: Path
     prepare: str = ""
@@ -231,7 +231,7 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
 class RunningHosts(dict[str, Host]):
     """The host for each set of interpreter flags."""
 
-    def __init__(self, worker: Worker, folder: Path, prepare: str = "") -> None:
+    def __init__(self, worker: Launch, folder: Path, prepare: str = "") -> None:
         super().__init__()
         self._worker = worker
         self._folder = folder
@@ -253,7 +253,7 @@ class RunningHosts(dict[str, Host]):
 
 
 @contextmanager
-def running_hosts(worker: Worker, flag_sets: Iterable[str], prepare: str = "") -> Iterator[RunningHosts]:
+def running_hosts(worker: Launch, flag_sets: Iterable[str], prepare: str = "") -> Iterator[RunningHosts]:
     """Hosts for each set of interpreter flags, loaded side by side; gone afterwards with all they started.
 
     `prepare` names a function (see `names.py`) that each host calls with its folder before it forks.

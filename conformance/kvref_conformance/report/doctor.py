@@ -10,7 +10,7 @@ from kvref_conformance.documents import baseline as baselines
 from kvref_conformance.documents.profile import Profile
 from kvref_conformance.documents.results import Row, Status
 from kvref_conformance.laws import LAWS
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.terminal import Invocation, Printer, counts_by_area, laws_by_reason
 from kvref_strategies.workload import Description
 
@@ -23,7 +23,7 @@ _TITLES = {
 
 
 def render_target(
-    worker: Worker,
+    worker: Launch,
     declared: Profile,
     description: Description,
     laws: Sequence[str],

@@ -1,4 +1,4 @@
-"""The page of all commands, docs/cli.md: what `--help` says of each.
+"""The page of all commands, docs/cli.md: the help of each command.
 
 python tests/commands.py > docs/cli.md
 """
@@ -15,7 +15,7 @@ WIDTH = 88
 
 _HEAD = """# Commands
 
-What `kvref COMMAND --help` says, made by `python tests/commands.py > docs/cli.md`: change them, not it.
+The output of `kvref COMMAND --help`. Made by `python tests/commands.py > docs/cli.md`; change the commands, not this page.
 """
 
 

@@ -1,4 +1,4 @@
-"""Print what a target is, and what of it can be checked."""
+"""Show what a target is, and what can be checked."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def render_target(
     item("baseline", known.name or "none shipped for this version")
     item("classes", ", ".join(info["name"] for info in description["classes"]) or "none")
     if description["threads"] > 1:
-        forked = "forked processes have one, and may wait for the others"
+        forked = "a forked process keeps only one of them, and may wait for the others for ever"
         item("threads", f"{description['threads']} run after import: {forked}")
     item("profile", declared.name or "none")
-    for line in declared.told():
+    for line in declared.declarations():
         printer.line(line, indent=2)
     for note in (*(plugin["notes"] if plugin else ()), *declared.notes):
         item("note", note)

@@ -15,7 +15,8 @@ WIDTH = 88
 
 _HEAD = """# Commands
 
-The output of `kvref COMMAND --help`. Made by `python tests/commands.py > docs/cli.md`; change the commands, not this page.
+The output of `kvref COMMAND --help`, made by `python tests/commands.py > docs/cli.md`. Change the commands,
+not this page.
 """
 
 

@@ -95,7 +95,7 @@ def test_hangs_while_loading(kvref: Kvref, laws: tuple[str, ...]) -> None:
         ("with_odd_capabilities", "capabilities is {'devices': {1, 2}}, which is not plain data"),
         ("with_odd_classes", 'specs.classes answered [0]={"name": "FullAttentionSpec"}; `mro` is missing'),
         ("classes_hang", "it does not describe itself within 1 s"),
-        ("classes_die", "its process ended describing itself (exit code 4)"),
+        ("classes_die", "its process ended while it described itself (exit code 4)"),
         ("forks_hang", "no process could be forked from the target within 5 s"),
     ],
 )

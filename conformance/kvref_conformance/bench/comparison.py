@@ -206,7 +206,7 @@ def _runner(case: Case, contender: Contender, way: str) -> _Runner:
 
 
 class _There:
-    """Times in a process forked from the target's host, which has imported the target and done nothing else."""
+    """Times in a process forked from the target's host, which only imported the target."""
 
     def __init__(self, case: Case, contender: Contender, way: str) -> None:
         self._case, self._contender, self._way = case, contender, way

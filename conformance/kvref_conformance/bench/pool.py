@@ -60,7 +60,7 @@ def _fresh(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
 
 
 def _churning(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
-    """Half of the blocks are referenced, all over the pool, and a batch is freed long after its allocation."""
+    """Half of the blocks are referenced, all over the pool. A batch is freed long after its allocation."""
     take, free = pool.take, pool.free
     used = [*take(num_blocks * 3 // 4)]
     random.Random(0).shuffle(used)

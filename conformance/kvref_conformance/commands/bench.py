@@ -81,9 +81,9 @@ def bench(
     """Time one TARGET, or compare two.
 
     The benchmarks call the implementation's own API, through the part `bench`. If a target does not implement
-    `bench`, the benchmarks call the operations of both targets instead. With two targets the rounds alternate,
-    and each case gets a ratio (second over first) if both did the same work. 'faults.catch' measures how soon
-    each fault is noticed. It takes about ten minutes and runs only if --only names it.
+    `bench`, the benchmarks call the operations of both targets instead. With two targets, rounds alternate.
+    Each case then gets a ratio (second over first), if both did the same work. 'faults.catch' measures how
+    soon each fault is noticed. It takes about ten minutes and runs only if --only names it.
 
     \b
     Examples:

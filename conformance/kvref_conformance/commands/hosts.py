@@ -37,7 +37,8 @@ def prepare_hosts(versions: tuple[str, ...]) -> None:
 
     All releases share one environment with PyTorch and the requirements of the newest release (2.3 GB). Each
     other release gets a folder (0.4 GB). They go below ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}, and
-    what is already there is kept. To use an environment of your own, set KVREF_VLLM_PYTHON to its interpreter.
+    releases that are already there are kept. To use an environment of your own, set KVREF_VLLM_PYTHON to its
+    interpreter.
 
     \b
     Example:

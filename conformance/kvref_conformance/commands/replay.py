@@ -27,8 +27,8 @@ def replay(
 ) -> None:
     """Run the operations of a stored TRACE again, and judge its law.
 
-    Traces are in the folder traces/ of a report or a fuzz. TARGET may be another version than the one in which
-    the trace was found.
+    Traces are in the folder traces/ of a report or a fuzz. TARGET may be another version than the one that
+    broke the law.
 
     \b
     Examples:

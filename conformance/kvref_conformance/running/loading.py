@@ -140,16 +140,16 @@ def loaded(
     watcher.phase(f"loading {worker.target}")
     needed = dict.fromkeys([*flags_needed(laws, bool(plugin_of(worker.target))), *flags])
     with running_hosts(worker, needed, name_of(prepare_host)) as hosts:
-        told = hosts[""].ask({"kind": "describe"})["description"]
-        if device not in told["devices"]:
+        described = hosts[""].ask({"kind": "describe"})["description"]
+        if device not in described["devices"]:
             raise TargetFailed(
                 f"PyTorch sees no device of the kind {device!r} in the process of {worker.target}, only "
-                f"{', '.join(told['devices'])}"
+                f"{', '.join(described['devices'])}"
             )
-        description = profile.apply(cast(Description, {**told, "device": device}))
+        description = profile.apply(cast(Description, {**described, "device": device}))
         if description["plugin"] is not None:
             hosts.start(flags_needed(laws, True))
-        yield Loaded(worker, hosts, description, profile.beside(told))
+        yield Loaded(worker, hosts, description, profile.beside(described))
 
 
 def choose_baseline(choice: str | None, description: Description) -> Baseline:

@@ -279,7 +279,7 @@ def test_without_the_part_both_are_timed_by_operations(kvref: Kvref) -> None:
     """The reference, too, although it has the part: else conversion would be timed on one side alone."""
     ran = kvref("bench", "bench_toy:by_operations", "reference", "--path", TARGETS, *JOIN)
     assert ran.code == 0
-    assert "by operations of the parts" in ran.out
+    assert "timed through the operations of the parts" in ran.out
     ran, told = bench(kvref, "bench_toy:by_operations", "reference")
     assert told["environment"]["way"] == "operations"
     assert all(0 < each["ratio"] < 1 for each in told["benchmarks"])
@@ -361,7 +361,7 @@ def test_the_page_has_all_of_it_and_no_markup_of_others() -> None:
     assert "it has &lt;none>" in text
     assert "a\\|b 1" in text
     assert "ratio: B over A; below 1, B is faster" in text
-    assert "by operations of the parts" in text
+    assert "timed through the operations of the parts" in text
     assert "the machine was busy when the benchmark began (load 1.5)" in text
     validate(document(SOME, environment), "bench")
 
@@ -398,7 +398,7 @@ def test_a_fault_is_caught_and_that_takes_time(kvref: Kvref, monkeypatch: pytest
     assert (ran.code, caught["params"]) == (0, {"fault": "spec:alignment_lost_in_merge"})
     assert 0 < caught["targets"]["reference"]["median_seconds"] < 60
     ran = kvref("bench", "bench_toy:quick", "--path", TARGETS, "--only", "faults.catch")
-    assert (ran.code, "is left out: this is about faults of the reference" in ran.out) == (3, True)
+    assert (ran.code, "is left out: this benchmark is about faults of the reference" in ran.out) == (3, True)
 
 
 # -- what is refused -----------------------------------------------------------------------------------------

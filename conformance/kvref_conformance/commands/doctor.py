@@ -20,7 +20,7 @@ def doctor(
 ) -> None:
     """Show whether TARGET loads, what its profile declares, and what can be checked.
 
-    It runs no law. For each law that would be left out, it says why and what to do about it.
+    It runs no law. For each law that a check would leave out, it says why.
 
     \b
     Examples:

@@ -42,7 +42,7 @@ def prepare_hosts(versions: tuple[str, ...]) -> None:
 
     \b
     Example:
-      kvref hosts prepare 0.31.0 0.32.0
+      kvref hosts prepare 0.30.0 0.32.0
 
     \b
     Exit codes:  0  the releases are prepared

@@ -48,7 +48,7 @@ def matrix(
     \b
     Examples:
       kvref matrix -o docs/matrix.md
-      kvref matrix --versions 0.31.0,0.32.0 --laws 'spec.*'
+      kvref matrix --versions 0.30.0,0.32.0 --laws 'spec.*'
 
     \b
     Exit codes:  0  every law was judged for every release; laws may be broken

@@ -238,7 +238,7 @@ def describe(target: Target) -> Message:
         text = getattr(target, attribute, None)
         if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
             raise NotJudged(
-                f"the {attribute} of {type(target).__name__!r}, made by the factory, is {_short(text)}, "
+                f"the factory returned a {type(target).__name__!r} whose {attribute} is {_short(text)}, "
                 f"not a string of 1 to {_LONGEST_NAME} printable characters"
             )
     return {

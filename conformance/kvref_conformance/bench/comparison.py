@@ -253,9 +253,7 @@ class _Here:
 
     def __init__(self, case: Case, contender: Contender) -> None:
         if contender.loaded.worker.target != DEFAULT_TARGET:
-            raise CannotTime(
-                "this benchmark is about faults of the reference, so it runs for the target 'reference' only"
-            )
+            raise CannotTime("it times faults of the reference, so it needs the target 'reference'")
         try:
             self._timing = Timing(case.benchmark.prepare(**case.params))
         except (TargetFailed, NotJudged) as error:

@@ -1,4 +1,4 @@
-"""The page of all commands, docs/cli.md: what `--help` says of each.
+"""The page of all commands, docs/cli.md: the help of each command.
 
 python tests/commands.py > docs/cli.md
 """
@@ -15,7 +15,8 @@ WIDTH = 88
 
 _HEAD = """# Commands
 
-What `kvref COMMAND --help` says, made by `python tests/commands.py > docs/cli.md`: change them, not it.
+The output of `kvref COMMAND --help`, made by `python tests/commands.py > docs/cli.md`. Change the commands,
+not this page.
 """
 
 

@@ -31,7 +31,7 @@ from survivors import Result
 from targets.mutated import AWAKE, COUNTING, MUTATED, REACHED
 
 from kvref_conformance.laws import ANSWERS, LAWS
-from kvref_conformance.processes.launch import TargetFailed, Worker
+from kvref_conformance.processes.launch import Launch, TargetFailed
 from kvref_conformance.running.dispatch import Unit
 from kvref_conformance.running.loading import Loaded, loaded
 from kvref_conformance.running.progress import Silence
@@ -59,8 +59,8 @@ PACKAGES = ("kvref", "strategies/kvref_strategies", "conformance/kvref_conforman
 
 
 @dataclass(frozen=True)
-class Mutated(Worker):
-    """The reference with mutants; the one named in a file is awake."""
+class Mutated(Launch):
+    """The reference with mutants, of which the one in a file is awake."""
 
     awake: Path = KEPT / "awake"
 

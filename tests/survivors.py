@@ -27,10 +27,10 @@ reason. A run fails if a mutant survives that is not listed, or if a listed one 
 ## How it works
 
 * mutmut makes mutants of all of `kvref`, except the protocol of a target and `fast.device_copy` and
-  `fast.device_kernel`, which need a CUDA device and are tested by tests/cuda. We leave out mutants that change
-  only text: a string, or what goes into the message of an exception. We also leave out changes to `strict`
-  of a `zip`, which guards against future mistakes. mutmut itself never changes functions with decorators,
-  properties included.
+  `fast.device_kernel`, which need a CUDA device and are tested by tests/cuda. We leave out mutants that
+  change only text: a string, or what goes into the message of an exception. We also leave out changes to
+  `strict` of a `zip`, which guards against future mistakes. mutmut itself never changes functions with
+  decorators, properties included.
 * Of the rest we try {size}: from each module in proportion to its mutants, but at least {least} if it has
   that many. A hash of the change selects them, so most stay in the sample when the reference changes.
 * All units of a quick check run once on the reference, with its mutants inactive: no law may break. They run

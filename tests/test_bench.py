@@ -279,7 +279,7 @@ def test_without_the_part_both_are_timed_by_operations(kvref: Kvref) -> None:
     """The reference, too, although it has the part: else conversion would be timed on one side alone."""
     ran = kvref("bench", "bench_toy:by_operations", "reference", "--path", TARGETS, *JOIN)
     assert ran.code == 0
-    assert "by operations of the parts" in ran.out
+    assert "timed through the operations of the parts" in ran.out
     ran, told = bench(kvref, "bench_toy:by_operations", "reference")
     assert told["environment"]["way"] == "operations"
     assert all(0 < each["ratio"] < 1 for each in told["benchmarks"])
@@ -290,8 +290,9 @@ def test_unequal_work_is_told_and_is_no_success(kvref: Kvref) -> None:
     assert (ran.code, {each["ratio"] for each in told["benchmarks"]}) == (1, {None})
     ran = kvref("bench", "bench_toy:quick", "bench_toy:loses_a_layer", "--path", TARGETS, *JOIN)
     assert ran.code == 1
-    assert "no ratio at chain=1, layers=10, since they do not do the same: bench_toy:quick: size 10;" in (
-        " ".join(ran.out.split())
+    assert (
+        "no ratio at chain=1, layers=10, since the targets did different work: bench_toy:quick: size 10;"
+        in (" ".join(ran.out.split()))
     )
 
 
@@ -299,7 +300,7 @@ def test_unequal_work_is_told_and_is_no_success(kvref: Kvref) -> None:
     ("target", "words"),
     [
         ("bench_toy:ends", "is left out: its process ended: exit code 3"),
-        ("bench_toy:by_operations", "is left out: it has no part pool"),
+        ("bench_toy:by_operations", "is left out: it does not implement the part pool"),
         ("bench_toy:quick", "is left out: there is no pool here"),
     ],
 )
@@ -360,8 +361,8 @@ def test_the_page_has_all_of_it_and_no_markup_of_others() -> None:
     assert "it has &lt;none>" in text
     assert "a\\|b 1" in text
     assert "ratio: B over A; below 1, B is faster" in text
-    assert "by operations of the parts" in text
-    assert "the machine was busy when this began (load 1.5)" in text
+    assert "timed through the operations of the parts" in text
+    assert "the machine was busy when the benchmark began (load 1.5)" in text
     validate(document(SOME, environment), "bench")
 
 
@@ -376,7 +377,7 @@ def test_a_page_and_tables(kvref: Kvref, tmp_path: Path) -> None:
     output = tmp_path / "figures.md"
     ran = kvref("bench", "--quick", "--only", "pool.touch", "-o", output)
     assert ran.code == 0
-    assert "pool.touch: touching and giving back a batch of free blocks with keys" in ran.out
+    assert "pool.touch: touching and freeing a batch of free cached blocks" in ran.out
     assert "growth by num_blocks" in ran.out
     text = output.read_text()
     assert "Made by `kvref bench reference --only pool.touch --quick`" in text
@@ -397,7 +398,7 @@ def test_a_fault_is_caught_and_that_takes_time(kvref: Kvref, monkeypatch: pytest
     assert (ran.code, caught["params"]) == (0, {"fault": "spec:alignment_lost_in_merge"})
     assert 0 < caught["targets"]["reference"]["median_seconds"] < 60
     ran = kvref("bench", "bench_toy:quick", "--path", TARGETS, "--only", "faults.catch")
-    assert (ran.code, "is left out: this is about faults of the reference" in ran.out) == (3, True)
+    assert (ran.code, "is left out: it times faults of the reference" in ran.out) == (3, True)
 
 
 # -- what is refused -----------------------------------------------------------------------------------------
@@ -406,10 +407,13 @@ def test_a_fault_is_caught_and_that_takes_time(kvref: Kvref, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("a", "b", "c"), "one target is timed, or two beside each other, not 3"),
+        (("a", "b", "c"), "name one target, or two to compare, not 3"),
         (("--only", "pol.*"), "no benchmark matches 'pol.*'; there are: limit.dict, limit.memset"),
         (("--rounds", "4"), "4 is not in the range x>=5"),
-        (("--plot", "growth.gif"), "'growth.gif' ends in none of .svg, .png, .pdf"),
+        (
+            ("--plot", "growth.gif"),
+            "--plot needs a file that ends in one of .svg, .png, .pdf, not 'growth.gif'",
+        ),
         (("--plot", "/no/such/folder/x.svg"), "there is no folder '/no/such/folder'"),
         (("nonsense",), "unknown target 'nonsense'"),
     ],

@@ -14,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from kvref_conformance.documents.baseline import NO_BASELINE
 from kvref_conformance.documents.results import Result, Row, Status
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.progress import progress
 from kvref_conformance.report.terminal import render
 from kvref_conformance.running.checker import Options
@@ -41,7 +41,7 @@ inside, which nobody has to perform to see the fault, do not count."""
 def check(fault: str, subject: str) -> Result:
     target = f"kvref_conformance.targets.faults.{fault}"
     law = FAULTS[target]
-    with progress(Console(file=io.StringIO())) as watcher, loaded(Worker(target), (law,), watcher) as one:
+    with progress(Console(file=io.StringIO())) as watcher, loaded(Launch(target), (law,), watcher) as one:
         return one.check(Options(laws=(law,), subjects=(subject,)), NO_BASELINE, watcher)
 
 

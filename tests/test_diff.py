@@ -138,7 +138,7 @@ def test_what_was_different_is_said() -> None:
     assert not diff.worse
     for told in (rendered(diff), markdown(diff)):
         assert 'depth: "quick" -> "deep"' in told
-        assert 'baseline: not told -> "toy-2"' in told
+        assert 'baseline: not given -> "toy-2"' in told
     assert list(compare(report(row(HOLDS)), report(row(BROKEN))).conditions) == []
 
 
@@ -162,11 +162,11 @@ def test_how_it_is_told() -> None:
         "    expected  no key",
         "    observed  a key",
         "",
-        "not judged to the end: 1",
+        "not judged completely: 1",
         "  z.z [pool]  holds -> incomplete",
         "    reason    cut by the budget",
         "",
-        "mended: 1",
+        "fixed: 1",
         "  x.y [pool: a]  broken -> holds",
         "",
         "broken                1 -> 1",

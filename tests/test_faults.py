@@ -8,7 +8,7 @@ from rich.console import Console
 from kvref_conformance.documents.baseline import NO_BASELINE
 from kvref_conformance.documents.results import Result, Row, Status
 from kvref_conformance.laws import ANSWERS, LAWS
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.progress import progress
 from kvref_conformance.running.checker import DEPTHS, Options
 from kvref_conformance.running.fault_matrix import near
@@ -55,7 +55,7 @@ def check(target: str, *options: Options) -> list[Result]:
     laws = tuple(law for law in LAWS if any(law in one.laws for one in options))
     with (
         progress(Console(file=io.StringIO())) as watcher,
-        loaded(Worker(target), laws, watcher) as one,
+        loaded(Launch(target), laws, watcher) as one,
     ):
         return [one.check(each, NO_BASELINE, watcher) for each in options]
 

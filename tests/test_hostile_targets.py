@@ -52,8 +52,8 @@ def rows(report: dict[str, Any], law: str) -> list[dict[str, Any]]:
         ("floods_and_fails", ["loading it raised RuntimeError: after the flood", "stderr stderr"]),
         ("not_callable", ["loading it raised TypeError: 'int' object is not callable"]),
         ("missing", ["loading it raised AttributeError", "has no attribute 'missing'"]),
-        ("gives_none", ["does not describe itself: the name of 'NoneType', which the factory gave, is None"]),
-        ("gives_class", ["does not describe itself: the name of 'type', which the factory gave, is None"]),
+        ("gives_none", ["does not describe itself: the factory returned a 'NoneType' whose name is None"]),
+        ("gives_class", ["does not describe itself: the factory returned a 'type' whose name is None"]),
     ],
 )
 def test_does_not_load(kvref: Kvref, factory: str, words: list[str]) -> None:
@@ -89,13 +89,13 @@ def test_hangs_while_loading(kvref: Kvref, laws: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("without_name", "the name of 'SimpleNamespace', which the factory gave, is None, not a string"),
+        ("without_name", "the factory returned a 'SimpleNamespace' whose name is None, not a string"),
         ("with_odd_name", "is ['toy'], not a string"),
         ("with_long_version", "the version of"),
         ("with_odd_capabilities", "capabilities is {'devices': {1, 2}}, which is not plain data"),
         ("with_odd_classes", 'specs.classes answered [0]={"name": "FullAttentionSpec"}; `mro` is missing'),
         ("classes_hang", "it does not describe itself within 1 s"),
-        ("classes_die", "its process ended describing itself (exit code 4)"),
+        ("classes_die", "its process ended while it described itself (exit code 4)"),
         ("forks_hang", "no process could be forked from the target within 5 s"),
     ],
 )

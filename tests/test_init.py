@@ -110,10 +110,10 @@ STEP = "      - name: "
     [
         (
             Wanted("vllm==0.32.0:acme", (), ("build/plugin",)),
-            ["Prepare vLLM", "Install what is checked, where"],
+            ["Prepare vLLM", "Install the target where"],
         ),
-        (Wanted("vllm==0.32.0"), ["Prepare vLLM", "Install what is checked\n"]),
-        (Wanted("acme.kv:target"), ["Install what is checked\n"]),
+        (Wanted("vllm==0.32.0"), ["Prepare vLLM", "Install the target\n"]),
+        (Wanted("acme.kv:target"), ["Install the target\n"]),
     ],
 )
 def test_the_workflow(wanted: Wanted, steps: list[str]) -> None:

@@ -15,7 +15,7 @@ from kvref_conformance.documents.baseline import NO_BASELINE
 from kvref_conformance.documents.results import Result, Status, Verdict
 from kvref_conformance.laws.core import LawBroken
 from kvref_conformance.laws.drift import hook_once, patch_target, signature, takes
-from kvref_conformance.processes.launch import TargetFailed, Worker
+from kvref_conformance.processes.launch import Launch, TargetFailed
 from kvref_conformance.report.junit import junit
 from kvref_conformance.report.progress import progress
 from kvref_conformance.report.terminal import render
@@ -40,7 +40,7 @@ def check(target: str, *patterns: str) -> Result:
     laws = select_laws(patterns)
     with (
         progress(Console(file=io.StringIO())) as watcher,
-        loaded(Worker(target), laws, watcher) as one,
+        loaded(Launch(target), laws, watcher) as one,
     ):
         return one.check(Options(laws=laws, jobs=2), NO_BASELINE, watcher)
 

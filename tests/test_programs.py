@@ -348,7 +348,7 @@ def test_a_program_names_the_plugin_that_it_needs(engine: Path) -> None:
     source = program(
         "echoes", trace([saying("echo", 1)]), setup={**setup, "modules": ["vendor.kv", "vendor"]}
     )
-    assert "Needs: engine. Run: python THIS_FILE\nvendor must be installed, or lie in a folder of " in source
+    assert "Needs: engine. Run: python THIS_FILE\nvendor must be installed, or in a folder of " in source
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -479,7 +479,7 @@ def test_factory(engine: Path) -> None:
             "always_broken", trace([saying("echo", 1)]), operations="vendor:M.make", isolated=isolated
         )
         assert outcomes(run(source, engine)) == [[{"value": 1}]]
-        assert "vendor must be installed, or lie in a folder of PYTHONPATH.\n" in source
+        assert "vendor must be installed, or in a folder of PYTHONPATH.\n" in source
     # The usual name, which the program needs for what it makes.
     usual = program("always_broken", trace([saying("echo", 1)]), operations="vendor:target")
     assert run(usual, engine).exit_code == 1
@@ -497,7 +497,7 @@ def test_factory(engine: Path) -> None:
         ({"trace": trace([("part.class", {})]), "operations": "vendor:T"}, "is no Python"),
         ({"operations": "vendor"}, "not of the form pkg.module:factory"),
         ({"law": law("test.<locals>.check")}, "not a top-level function"),
-        ({"law": law("with_torch")}, "standard library alone, not torch"),
+        ({"law": law("with_torch")}, "only use the standard library, not torch"),
     ],
 )
 def test_refused_programs(engine: Path, options: dict[str, Any], message: str) -> None:

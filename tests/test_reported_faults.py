@@ -9,7 +9,7 @@ from rich.console import Console
 from kvref_conformance.documents.baseline import NO_BASELINE
 from kvref_conformance.documents.results import Row, Status, Trace
 from kvref_conformance.laws import LAWS
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.progress import progress
 from kvref_conformance.running.checker import DEPTHS, Options
 from kvref_conformance.running.loading import loaded
@@ -93,7 +93,7 @@ def check_fault(fault: str) -> list[Row]:
     options = Options(laws=(law,), subjects=(SHOWN_BY[short(fault)],), depth=depth)
     with (
         progress(Console(file=io.StringIO())) as watcher,
-        loaded(Worker(fault), options.laws, watcher) as one,
+        loaded(Launch(fault), options.laws, watcher) as one,
     ):
         return one.check(options, NO_BASELINE, watcher).rows
 

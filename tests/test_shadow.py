@@ -13,7 +13,7 @@ from kvref_conformance.documents.baseline import NO_BASELINE
 from kvref_conformance.documents.results import Row, Status
 from kvref_conformance.laws import LAWS, LawBroken
 from kvref_conformance.laws.shadow_blocks import shadow_of
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.progress import progress
 from kvref_conformance.running.checker import Options
 from kvref_conformance.running.exploring.stage import SwiftStage
@@ -46,7 +46,7 @@ FAULTS = [
 
 def check(target: str, subject: str) -> list[Row]:
     """What the laws of the shadow say, and no others."""
-    with progress(Console(file=io.StringIO())) as watcher, loaded(Worker(target), ORACLE, watcher) as one:
+    with progress(Console(file=io.StringIO())) as watcher, loaded(Launch(target), ORACLE, watcher) as one:
         options = Options(laws=ORACLE, subjects=(subject,), depth="standard", jobs=2)
         return one.check(options, NO_BASELINE, watcher).rows
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.running.dispatch import Unit
 from kvref_conformance.running.loading import loaded
 from kvref_conformance.running.progress import Silence
@@ -21,7 +21,7 @@ def of_merging(units: list[Unit]) -> list[Unit]:
 
 
 def tried(name: str, *laws: str, **how: Any) -> Trial:
-    with loaded(Worker(name), laws, Silence()) as target:
+    with loaded(Launch(name), laws, Silence()) as target:
         return try_on(target, laws, chosen=of_merging, **how)
 
 

@@ -11,7 +11,7 @@ from targets import mutated_fast
 
 from kvref_conformance.laws import LawBroken
 from kvref_conformance.laws.variants import variants_agree
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.progress import Silence
 from kvref_conformance.running.loading import loaded
 from kvref_conformance.running.time_to_find import try_on
@@ -47,7 +47,7 @@ def test_each_mutation_is_tried() -> None:
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_mutation_of_the_fast_half_is_found(mutation: str) -> None:
     law = MUTATIONS[mutation]
-    with loaded(Worker(f"mutated_fast:{mutation}", paths=(str(TARGETS),)), (law,), Silence()) as target:
+    with loaded(Launch(f"mutated_fast:{mutation}", paths=(str(TARGETS),)), (law,), Silence()) as target:
         trial = try_on(target, (law,), until=(law,))
     assert set(trial.catches) == {law}
 

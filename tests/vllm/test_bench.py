@@ -10,7 +10,7 @@ from running import PYTHON
 from test_differential import Target, loaded
 
 from kvref_conformance.bench.cache import DECODES, PROMPT
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.targets.bench_models import BLOCK_SIZE, GROUPS
 
 LACKING = {
@@ -51,7 +51,7 @@ def caches(request: pytest.FixtureRequest) -> Any:
     """Of both, in which there is room for two requests and a half, so that keys are lost."""
     groups = [{"spec": spec, "eagle": False} for spec in GROUPS[request.param]]
     blocks = len(groups) * (PROMPT + DECODES) // BLOCK_SIZE
-    with loaded(Worker("vllm", PYTHON)) as theirs, loaded(Worker("reference")) as ours:
+    with loaded(Launch("vllm", PYTHON)) as theirs, loaded(Launch("reference")) as ours:
         for target in (theirs, ours):
             ask(
                 target,

@@ -20,7 +20,7 @@ from lockstep import Deviation, Lockstep, Parted, Perform, Plans
 from running import PYTHON
 
 from kvref_conformance.processes.answers import answer
-from kvref_conformance.processes.launch import Worker, running_hosts
+from kvref_conformance.processes.launch import Launch, running_hosts
 from kvref_conformance.processes.session import Session
 from kvref_conformance.targets.reference.target import ReferenceTarget
 from kvref_strategies import caches, models
@@ -77,20 +77,20 @@ class Target:
 
 
 @contextmanager
-def loaded(worker: Worker) -> Iterator[Target]:
+def loaded(worker: Launch) -> Iterator[Target]:
     with running_hosts(worker, [""]) as hosts, Session(hosts[""].address, worker.timeout) as session:
         yield Target(session.perform, hosts[""].ask({"kind": "describe"})["description"])
 
 
 @pytest.fixture(scope="module")
 def vllm() -> Iterator[Target]:
-    with loaded(Worker("vllm", PYTHON)) as target:
+    with loaded(Launch("vllm", PYTHON)) as target:
         yield target
 
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[Target]:
-    with loaded(Worker("reference")) as target:
+    with loaded(Launch("reference")) as target:
         yield target
 
 
@@ -217,10 +217,10 @@ def test_plans_differ_as_listed_alone(seen_of_plans: dict[str, Seen]) -> None:
     ],
 )
 def test_a_faulty_cache_is_found(vllm: Target, fault: str, subject: str) -> None:
-    with loaded(Worker(f"kvref_conformance.targets.faults.{fault}")) as faulty:
+    with loaded(Launch(f"kvref_conformance.targets.faults.{fault}")) as faulty:
         assert compare_caches(faulty, vllm, subject, FEWEST).unlisted
 
 
 def test_a_faulty_plan_is_found(vllm: Target) -> None:
-    with loaded(Worker("kvref_conformance.targets.faults.plan:incomplete_groups_left_out")) as faulty:
+    with loaded(Launch("kvref_conformance.targets.faults.plan:incomplete_groups_left_out")) as faulty:
         assert compare_plans(faulty, vllm, "windows").unlisted

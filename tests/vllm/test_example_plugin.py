@@ -125,4 +125,4 @@ def test_each_fault_is_found_by_the_law_that_is_told(
     (row,) = [row for row in report["laws"] if row["status"] not in ("holds", "not-applicable")]
     assert (row["id"], row["subject"], row["facet"], row["status"]) == (*found, "broken")
     program = (ran.folder / fault / row["repro"]).read_text(encoding="utf-8")
-    assert "vllm_bankdev must be installed, or lie in a folder of PYTHONPATH." in program
+    assert "vllm_bankdev must be installed, or in a folder of PYTHONPATH." in program

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from running import PYTHON
 
-from kvref_conformance.processes.launch import Worker, running_hosts
+from kvref_conformance.processes.launch import Launch, running_hosts
 from kvref_conformance.processes.session import Session
 from kvref_conformance.running.loading import prepare
 
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 @contextmanager
-def performing(worker: Worker) -> Iterator[Ask]:
+def performing(worker: Launch) -> Iterator[Ask]:
     with running_hosts(worker, [""]) as hosts, Session(hosts[""].address, worker.timeout) as session:
 
         def ask(operation: str, **arguments: Any) -> Any:
@@ -54,7 +54,7 @@ def performing(worker: Worker) -> Iterator[Ask]:
 
 @pytest.fixture(scope="module")
 def vllm() -> Iterator[Ask]:
-    with performing(Worker("vllm", PYTHON)) as ask:
+    with performing(Launch("vllm", PYTHON)) as ask:
         yield ask
 
 
@@ -65,7 +65,7 @@ def allocate(ask: Ask, *specs: dict[str, Any], layout: str, **arguments: Any) ->
 
 
 def test_the_layouts_that_are_declared_are_all_there_are() -> None:
-    worker = Worker("vllm", PYTHON)
+    worker = Launch("vllm", PYTHON)
     with running_hosts(worker, [""]) as hosts:
         capabilities = hosts[""].ask({"kind": "describe"})["description"]["capabilities"]
     assert sorted(capabilities["layouts"]) == ["BHLNC", "BLHNC", "BLNHC", "LBHNC", "LBNHC", "LHBNC"]

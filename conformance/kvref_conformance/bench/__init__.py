@@ -1,1 +1,1 @@
-"""How fast a target is, alone or beside another one: what is timed, how, and what comes of it."""
+"""Benchmarks: how fast a target is, alone or compared with another one."""

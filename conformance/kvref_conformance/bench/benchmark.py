@@ -1,4 +1,4 @@
-"""What a benchmark is: something to do, with many parameters, and what is made ready before it is timed."""
+"""What a benchmark is: an operation to time, its parameters, and the setup before it is timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Grid = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is timed, in this process."""
+    """The target to time, in this process."""
 
     calls: BenchPart
     target: Target
@@ -30,22 +30,22 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A pass that can be made again and again: `reset` before each, and `run`, which alone is timed."""
+    """A pass that can be repeated: `reset` comes before each pass, and only `run` is timed."""
 
     run: Callable[[], object]
     operations: int = 1
-    """In a pass."""
+    """The number of operations in a pass."""
     reset: Callable[[], object] = _nothing
     did: Callable[[], Json] = _nothing
-    """What the last pass did, or another one does, as plain data: equal where two targets do the same."""
+    """What a pass does, as plain data. Two targets that do the same work return the same."""
     close: Callable[[], object] = _nothing
     memory: Callable[[], int | None] = _nothing
-    """Bytes that what a pass makes takes, if that is told."""
+    """Bytes of what a pass makes, or None if they are not measured."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What an operation cannot be faster than: so many operations of another benchmark."""
+    """A lower bound for an operation: it cannot be faster than `times` operations of another benchmark."""
 
     benchmark: str
     params: Params
@@ -54,19 +54,19 @@ class Limit:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Something to do.
+    """An operation to time, with its parameters.
 
     Attributes:
-        name: area and what is done.
-        operation: what is told the seconds of.
-        prepare: makes it ready for a subject and parameters. It raises for what the subject has nothing of.
-        grid: values of each parameter; all of their combinations that are `possible`.
-        quick: other values, for a first look.
-        cuda: other values, where tensors are on a CUDA device; None where there are no tensors.
-        growth: the parameter that tells how large it is.
-        limit: what it cannot be faster than, if that is known.
-        here: whether it is about the suite and the reference alone: it is prepared for no subject, in kvref's
-            own process, and starts those that it needs. It takes long, and has to be asked for.
+        name: the area and the operation, such as `pool.lookup`.
+        operation: a description of the operation, for tables.
+        prepare: does the setup for a subject and parameters. It raises if the subject lacks what it needs.
+        grid: values of each parameter. All combinations that are `possible` are timed.
+        quick: values that replace some of the grid with --quick.
+        cuda: values that replace some of the grid on a CUDA device; None if there are no tensors.
+        growth: the parameter that is the size.
+        limit: the lower bound, if one is known.
+        here: whether the benchmark runs in kvref's own process, without a subject. It times the suite and the
+            reference, and starts the processes that it needs. It is slow, so it runs only if --only names it.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Case:
 
     @staticmethod
     def key_of(benchmark: str, params: Params) -> str:
-        """The same for the same benchmark and parameters."""
+        """A key that is equal for equal benchmarks and parameters."""
         return f"{benchmark} {json.dumps(params, sort_keys=True)}"
 
     @property
@@ -112,8 +112,8 @@ class Case:
         return self.benchmark.limit(self.params) if self.benchmark.limit else None
 
     @property
-    def told(self) -> str:
+    def parameters(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.params.items())
 
     def __str__(self) -> str:
-        return f"{self.benchmark.name} {self.told}".strip()
+        return f"{self.benchmark.name} {self.parameters}".strip()

@@ -1,4 +1,4 @@
-"""The cache manager: prefixes that are found, and whole lives of requests."""
+"""The cache manager: prefix hits, and whole lives of requests."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from kvref_conformance.targets.bench_models import BLOCK_SIZE, GROUPS
 
 PROMPT, DECODES = 2048, 128
 LIVES = 4
-"""In a pass."""
+"""Requests in a pass."""
 SIZES = [1_000, 30_000, 1_000_000]
-"""Blocks of a cache; the one in the middle is what a large model leaves room for."""
+"""Blocks of a cache. The middle size is realistic for a large model."""
 
 
 class NoRoom(RuntimeError):
-    """A request that has to get blocks got none."""
+    """A request got no blocks although there should be enough."""
 
 
 def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared:
-    """Look for a prompt, compute it, and then a token in each step; then free all of it.
+    """Look up a prompt, compute it, decode one token in each step, then free the request.
 
-    There is no block left that was never used: most hold prompts that nobody looks for any more.
+    Before timing starts, every block has been used: most hold prompts that no later request has.
     """
     specs = GROUPS[groups]
     cache = subject.calls.cache(specs, num_blocks, BLOCK_SIZE, 2 * PROMPT)
@@ -39,7 +39,7 @@ def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared
     )
 
     def arrive(shared: bool = hits) -> tuple[Any, int]:
-        """A request, whose prompt others have or not, and what tells its output from that of others."""
+        """A new request, and a token that makes its output unique. `shared` gives all the same prompt."""
         number = next(numbers)
         return cache.request(f"r{number}", [0 if shared else number] * PROMPT), number
 
@@ -47,7 +47,7 @@ def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared
         new_step()
         blocks, found, *_ = find(request)
         if allocate(request, PROMPT - found, found, blocks) is None:
-            raise NoRoom(f"a prompt of {PROMPT} tokens got no blocks of {num_blocks}")
+            raise NoRoom(f"a prompt of {PROMPT} tokens got no blocks from a cache of {num_blocks}")
         advance(request, PROMPT, output)
         return int(found)
 
@@ -86,7 +86,7 @@ def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared
 
 
 def hit(subject: Subject, groups: str, tokens: int) -> Prepared:
-    """Look for a prompt of which all blocks are cached."""
+    """Look up a prompt whose blocks are all cached."""
     specs = GROUPS[groups]
     num_blocks = len(specs) * (tokens // BLOCK_SIZE + 2) + 16
     cache = subject.calls.cache(specs, num_blocks, BLOCK_SIZE, 2 * tokens)
@@ -103,7 +103,7 @@ def hit(subject: Subject, groups: str, tokens: int) -> Prepared:
 
 
 def _compute(cache: CacheCalls, tokens: int) -> None:
-    """Let there be keys for a prompt, and nobody who holds its blocks."""
+    """Cache the blocks of a prompt, and leave them free."""
     request = cache.request("first", [0] * (tokens + 1))
     cache.new_step()
     blocks, found, *_ = cache.find(request)
@@ -121,7 +121,7 @@ def _each_block_found(params: Params) -> Limit:
 BENCHMARKS = [
     Benchmark(
         "cache.life",
-        f"a prompt of {PROMPT} tokens, {DECODES} decodes and the end of a request",
+        f"a whole request: a prompt of {PROMPT} tokens, {DECODES} decodes, free",
         life,
         {"groups": [*GROUPS], "hits": [False, True], "num_blocks": SIZES},
         quick={"groups": ["full", "4 groups"], "num_blocks": SIZES[:1]},
@@ -129,7 +129,7 @@ BENCHMARKS = [
     ),
     Benchmark(
         "cache.hit",
-        "looking for a prompt that is cached",
+        "looking up a cached prompt",
         hit,
         {"groups": [*GROUPS], "tokens": [256, 2_048, 16_384, 131_072]},
         quick={"tokens": [256, 2_048]},

@@ -1,4 +1,4 @@
-"""Passes of what is done once, with something that is made for it anew each time."""
+"""Passes of a call that needs fresh arguments each time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvref_conformance.bench.benchmark import Prepared
 
 
 def prepared(call: BenchCall, times: int = 1, device: str = "cpu") -> Prepared:
-    """A pass that does it so often, until the device has done it, too."""
+    """A pass of `times` calls. It ends when the device is done, too."""
     finish = finishing(device)
     given: list[Any] = []
     made: list[Any] = []
 
     def reset() -> None:
-        made.clear()  # before anything is made anew: it may be much memory
+        made.clear()  # first of all: it may be much memory
         given[:] = [call.fresh() for _ in range(times)]
 
     def run() -> None:
@@ -27,7 +27,7 @@ def prepared(call: BenchCall, times: int = 1, device: str = "cpu") -> Prepared:
 
 
 def finishing(device: str) -> Callable[[], object]:
-    """What waits until a device has done all that it was asked for."""
+    """A function that waits until the device has done all its work."""
     if device == "cpu":
         return lambda: None
     import torch

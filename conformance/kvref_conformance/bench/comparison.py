@@ -1,4 +1,4 @@
-"""Time targets side by side: one round of each in turn, so that whatever slows the machine slows both."""
+"""Time targets side by side. Their rounds alternate, so that a slow phase of the machine slows both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvref_conformance.targets import DEFAULT_TARGET
 BENCHMARKS: dict[str, Benchmark] = {**NEXT_TO_A_TARGET, CATCH.name: CATCH}
 
 ROUND_SECONDS, QUICK_ROUND_SECONDS = 0.05, 0.005
-"""That what is timed in a round takes."""
+"""The least time of a round, without setup."""
 
 
 class NoSuchBenchmark(ValueError):
@@ -34,12 +34,12 @@ class NoSuchBenchmark(ValueError):
 
 
 class CannotTime(Exception):
-    """Why a target cannot be timed at something."""
+    """A benchmark cannot time a target, with the reason."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A target to time, under a name of its own."""
+    """A target to time, with a label of its own."""
 
     label: str
     loaded: Loaded
@@ -47,19 +47,19 @@ class Contender:
 
 @dataclass
 class Timed:
-    """What came of a case. Seconds are those of one operation, a number for each round."""
+    """The result of a case: the seconds of one operation, a number for each round."""
 
     case: Case
     labels: Sequence[str]
-    """Of all targets, timed or left out, the first in front."""
+    """The labels of all targets, timed or left out, in the order of the command line."""
     rounds: dict[str, list[float]] = field(default_factory=dict)
-    """By label."""
+    """Seconds of each round, by label."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Why a target was not timed, by label."""
     bytes: dict[str, int] = field(default_factory=dict)
-    """How much memory it takes, by label, where that is told."""
+    """The memory that the operation takes, by label, if it is measured."""
     unequal: str = ""
-    """What the targets did differently, so that there is no ratio."""
+    """How the work of the targets differed. If it did, there is no ratio."""
 
     def median(self, label: str) -> float:
         return statistics.median(self.rounds[label])
@@ -70,7 +70,7 @@ class Timed:
 
     @property
     def ratio(self) -> float | None:
-        """The second target's median over the first's; None if there are no two that did the same."""
+        """The second target's median over the first's; None unless two targets did the same work."""
         if len(self.rounds) != 2 or self.unequal:
             return None
         first, second = map(self.median, self.rounds)
@@ -78,7 +78,7 @@ class Timed:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Half of the rounds have a ratio between these."""
+        """The quartiles of the ratio: half of the rounds lie between them."""
         if self.ratio is None:
             return None
         return quartiles([b / a for a, b in zip(*self.rounds.values(), strict=True)])
@@ -90,7 +90,7 @@ def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def choose(patterns: Sequence[str], device: str, quick: bool) -> list[Case]:
-    """The cases of all benchmarks, or of those that match a glob, behind the limits that they have.
+    """The cases of all benchmarks, or of those that match a glob, after the cases that are their limits.
 
     Raises `NoSuchBenchmark`.
     """
@@ -112,7 +112,7 @@ def choose(patterns: Sequence[str], device: str, quick: bool) -> list[Case]:
 
 
 def way_of(contenders: Sequence[Contender]) -> str:
-    """By their own API if all of them have the part for it, else all by their operations."""
+    """`bench` if all targets implement that part, else `operations` for all of them."""
     native = all(NATIVE in each.loaded.description["parts"] for each in contenders)
     return NATIVE if native else BY_OPERATIONS
 
@@ -120,7 +120,7 @@ def way_of(contenders: Sequence[Contender]) -> str:
 def compare(
     cases: Sequence[Case], contenders: Sequence[Contender], rounds: int, seconds: float, watcher: Progress
 ) -> Iterator[Timed]:
-    """Time each case, with so many rounds of so many seconds of each contender in turn."""
+    """Time each case: `rounds` rounds of `seconds` for each contender, in turn."""
     way = way_of(contenders)
     watcher.phase(f"timing {len(cases)} cases of {len({case.benchmark.name for case in cases})} benchmarks")
     for case in cases:
@@ -188,14 +188,14 @@ def document(timed: Sequence[Timed], environment: Mapping[str, Any]) -> dict[str
 
 
 class _Runner(Protocol):
-    """What times a case for one contender. Methods raise `CannotTime`."""
+    """Times a case for one contender. Methods raise `CannotTime`."""
 
     def begin(self, seconds: float) -> dict[str, Json]:
-        """Get ready for rounds of so many seconds, and tell what a pass does and takes."""
+        """Prepare rounds of `seconds`. Returns what a pass does, and how much memory it takes."""
         ...
 
     def run(self) -> float:
-        """Make a round: seconds that an operation takes."""
+        """Run a round. Returns the seconds of one operation."""
         ...
 
     def close(self) -> None: ...
@@ -206,7 +206,7 @@ def _runner(case: Case, contender: Contender, way: str) -> _Runner:
 
 
 class _There:
-    """In a process forked from the one that has loaded the target, and has done nothing else."""
+    """Times in a process forked from the target's host, which only imported the target."""
 
     def __init__(self, case: Case, contender: Contender, way: str) -> None:
         self._case, self._contender, self._way = case, contender, way
@@ -249,11 +249,11 @@ class _There:
 
 
 class _Here:
-    """In this process, which starts others, for what is about the reference."""
+    """Times in this process, for benchmarks of the suite and the reference."""
 
     def __init__(self, case: Case, contender: Contender) -> None:
         if contender.loaded.worker.target != DEFAULT_TARGET:
-            raise CannotTime("this is about faults of the reference")
+            raise CannotTime("it times faults of the reference, so it needs the target 'reference'")
         try:
             self._timing = Timing(case.benchmark.prepare(**case.params))
         except (TargetFailed, NotJudged) as error:

@@ -1,4 +1,4 @@
-"""What nothing here can be faster than: a dictionary of Python, and memory that is cleared or copied."""
+"""Lower bounds for the other benchmarks: a Python dictionary, and clearing or copying memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kvref_conformance.bench.calls import finishing
 
 PASS = 4096
 QUEUED = 8
-"""How much a device is asked for before it is waited for."""
+"""Operations that are queued on a device before the pass waits for it."""
 MIB = 1 << 20
 
 
 def read_dict(subject: Subject, size: int) -> Prepared:
-    """Read what a dictionary of so many numbers has for one of them."""
+    """Look up a number in a dictionary of `size` numbers."""
     table = {number: number for number in range(size)}
     keys = random.Random(0).choices(range(size), k=PASS)
 
@@ -28,14 +28,14 @@ def read_dict(subject: Subject, size: int) -> Prepared:
 
 
 def clear_bytes(subject: Subject, size: int, device: str) -> Prepared:
-    """Clear memory that is there."""
+    """Clear allocated memory."""
     import torch
 
     return _until_done(torch.ones(size, dtype=torch.int8, device=device).zero_, device)
 
 
 def copy_bytes(subject: Subject, size: int, device: str) -> Prepared:
-    """Copy memory to memory."""
+    """Copy memory."""
     import torch
 
     source = torch.ones(size, dtype=torch.int8, device=device)
@@ -65,7 +65,7 @@ BENCHMARKS = [
     ),
     Benchmark(
         "limit.memset",
-        "clearing bytes that are there",
+        "clearing allocated bytes",
         clear_bytes,
         {"size": [64 * MIB, 1024 * MIB]},
         quick={"size": [16 * MIB]},

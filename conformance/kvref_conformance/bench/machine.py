@@ -1,4 +1,4 @@
-"""What figures were taken on."""
+"""The environment of a benchmark run: targets, machine and device."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from kvref_conformance.processes.session import Session
 
 
 class Environment(TypedDict):
-    """As it stands in the document."""
+    """The environment, as it appears in the JSON document."""
 
     targets: dict[str, dict[str, str]]
-    """By label, what each is, and in which interpreter."""
+    """Name, version and interpreter of each target, by label."""
     cpu: str
     cpus: int
     load: float
-    """Of the machine when it began: processes that ran, or wanted to."""
+    """The load average of the machine when the run began."""
     device: str
-    """Where tensors are: `cpu`, or what the device calls itself."""
+    """The device of tensors: `cpu`, or the name of the GPU."""
     rounds: int
     way: str
-    """`bench`, or `operations` where those of the parts are timed."""
+    """`bench` if the own API of the targets is timed, `operations` if their operations are."""
 
 
 def environment(contenders: Sequence[Contender], rounds: int) -> Environment:
@@ -52,10 +52,10 @@ def environment(contenders: Sequence[Contender], rounds: int) -> Environment:
 
 def _cpu() -> str:
     try:
-        told = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        told = None
-    return told[1] if told else platform.machine()
+        model = None
+    return model[1] if model else platform.machine()
 
 
 def _device(contender: Contender) -> str:

@@ -1,4 +1,4 @@
-"""The memory of a cache: allocated, seen by layers and by connectors, and copied."""
+"""The memory of a cache: allocate it, make views for layers and connectors, copy blocks."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from kvref_conformance.targets.bench_models import FULL, PAGE, SMALL, full_of, l
 
 LAYERS = 64
 FEW = 4
-"""Blocks, where it is layers that count."""
+"""Blocks, if the number of layers is the size."""
 LAYOUTS = ["LBNHC", "LKBNHC", "BLNHC"]
-"""Layer by layer, the same with all K before all V, and block by block."""
+"""Layer by layer, layer by layer with all K before all V, and block by block."""
 
 
 def allocate(subject: Subject, buffers: str, num_blocks: int, device: str) -> Prepared:
-    """Much memory for some layers: it has to be cleared."""
+    """Allocate much memory for some layers. The time is for clearing it."""
     layers = layers_of([FULL], LAYERS)
     return prepared(subject.calls.allocate(layers, num_blocks, LAYOUTS[0], buffers, device), device=device)
 
 
 def reshape(subject: Subject, layout: str, buffers: str, layers: int, device: str) -> Prepared:
-    """Little memory for many layers: their views have to be made."""
+    """Allocate little memory for many layers. The time is for making their views."""
     call = subject.calls.allocate(layers_of([SMALL], layers), FEW, layout, buffers, device)
     return prepared(call, device=device)
 
 
 def register(subject: Subject, layout: str, layers: int, device: str) -> Prepared:
-    """Make the canonical view."""
+    """Make the canonical view of all layers."""
     return prepared(subject.calls.register(layers_of([SMALL], layers), FEW, layout, device), device=device)
 
 
 def copy(subject: Subject, layout: str, page: int, blocks: int, device: str) -> Prepared:
-    """Copy blocks from all over the cache to others."""
+    """Copy random blocks of the cache to others."""
     places = random.Random(0).sample(range(1, 1 + 2 * blocks), 2 * blocks)
     pairs = list(zip(places[:blocks], places[blocks:], strict=True))
     layers = layers_of([full_of(page)], LAYERS)
@@ -44,7 +44,7 @@ def copy(subject: Subject, layout: str, page: int, blocks: int, device: str) -> 
 
 
 def _one_buffer(params: Params) -> bool:
-    """Where blocks come before layers, all layers are in one buffer anyway."""
+    """If blocks come before layers in a layout, all layers are in one buffer anyway."""
     return bool(params["layout"][0] == "L" or params["buffers"] == "one")
 
 
@@ -61,7 +61,7 @@ def _all_copied(params: Params) -> Limit:
 BENCHMARKS = [
     Benchmark(
         "tensors.allocate",
-        f"allocating blocks of {LAYERS * PAGE >> 20} MiB, all zero",
+        f"allocating zeroed blocks of {LAYERS * PAGE >> 20} MiB",
         allocate,
         {"buffers": ["each", "one"], "num_blocks": [16, 64, 256]},
         quick={"num_blocks": [4]},
@@ -71,7 +71,7 @@ BENCHMARKS = [
     ),
     Benchmark(
         "tensors.reshape",
-        "letting layers see a few blocks",
+        "making the views of layers for a few blocks",
         reshape,
         {"layout": LAYOUTS, "buffers": ["each", "one"], "layers": SIZES},
         quick={"layers": SIZES[:2]},

@@ -1,4 +1,4 @@
-"""A target that has no part `bench`, by its operations: what they convert is timed, too."""
+"""Time a target without the part `bench` through its operations. Their conversions are timed, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvref.target import BenchCall, CacheCalls, Pair, PoolCalls, SpecDescriptor,
 
 
 class Prefixes(Sequence[list[int]]):
-    """The tokens up to the end of each block, which stand for hashes; made when they are looked at."""
+    """The tokens up to the end of each block, in place of hashes. Each prefix is made when it is read."""
 
     def __init__(self, tokens: Sequence[int], block_size: int) -> None:
         self._tokens, self._size = tokens, block_size
@@ -30,7 +30,7 @@ class Prefixes(Sequence[list[int]]):
 
 
 class Operations:
-    """What `kvref.target.BenchPart` asks for, by the other parts."""
+    """A `kvref.target.BenchPart` that calls the other parts of a target."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -38,13 +38,13 @@ class Operations:
     def _part(self, name: str) -> Any:
         part = getattr(self._target, name, None)
         if part is None:
-            raise NotImplementedError(f"it has no part {name}")
+            raise NotImplementedError(f"it does not implement the part {name}")
         return part
 
     def pool(self, num_blocks: int, block_size: int, events: bool) -> PoolCalls:
         part = self._part("pool")
         if events:
-            raise NotImplementedError("the part pool tells no events")
+            raise NotImplementedError("the part pool has no events")
         part.create(
             num_blocks=num_blocks, enable_caching=True, block_size=block_size, hash_block_size=block_size
         )
@@ -172,7 +172,7 @@ class Operations:
     def _allocated(
         self, layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str
     ) -> None:
-        """In one buffer or in several, whichever way it has."""
+        """Allocate in one buffer or in several, whichever the target declares."""
         ways = self._target.capabilities.get("buffers", ())
         call = self.allocate(layers, num_blocks, layout, next(iter(ways), "one"), device)
         call.run(call.fresh())

@@ -1,4 +1,4 @@
-"""Planning: groups of layers and their memory, and layers that share caches."""
+"""Planning: form groups of layers and divide the memory; let layers share caches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvref_conformance.bench.calls import prepared
 from kvref_conformance.targets.bench_models import MODELS, PAGE, layers_of
 
 BLOCKS = 4096
-"""That there is memory for, of each layer."""
+"""Blocks of each layer that fit in the memory."""
 MAX_MODEL_LEN = 8192
 SIZES = [10, 100, 1_000]
 
@@ -19,7 +19,7 @@ def plan(subject: Subject, model: str, layers: int) -> Prepared:
 
 
 def join(subject: Subject, chain: int, layers: int) -> Prepared:
-    """Let half of the layers use the caches of others, by chains of so many."""
+    """Let half of the layers share the caches of others, in chains of `chain` layers."""
     owners = [f"layer.{place}" for place in range(layers - layers // 2)]
     sharing = [
         [f"sharing.{place}", f"sharing.{place - 1}" if place % chain else owners[place]]

@@ -1,4 +1,4 @@
-"""The pool: blocks taken and given back, looked up and touched."""
+"""The pool: allocate, free, look up and touch blocks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvref_conformance.bench.benchmark import Benchmark, Limit, Params, Prepared
 from kvref_conformance.targets.bench_models import BLOCK_SIZE
 
 CHUNK = 16
-"""Blocks of a request."""
+"""Blocks of each request."""
 PASS = 4096
-"""Blocks, or look-ups, in a pass, if there are so many."""
+"""Blocks or look-ups in a pass, if the pool has enough blocks."""
 
 SIZES = [1_000, 10_000, 100_000, 1_000_000]
 BATCHES = [1, 16, 256, 4_096]
@@ -42,13 +42,13 @@ def create(subject: Subject, num_blocks: int) -> Prepared:
 
 
 def take_and_free(subject: Subject, num_blocks: int, batch: int, state: str, events: bool) -> Prepared:
-    """Take a batch of blocks, and give one back."""
+    """Allocate a batch of blocks, and free one."""
     pool = subject.calls.pool(num_blocks, BLOCK_SIZE, events)
     return _STATES[state](pool, num_blocks, batch)
 
 
 def _fresh(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
-    """No block was ever used; what is taken is given back at once."""
+    """No block was ever used, and each batch is freed at once."""
     take, free = pool.take, pool.free
     loops = max(1, PASS // batch)
 
@@ -60,7 +60,7 @@ def _fresh(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
 
 
 def _churning(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
-    """Half of the blocks are held, all over the pool, and what is given back was taken long ago."""
+    """Half of the blocks are referenced, all over the pool. A batch is freed long after its allocation."""
     take, free = pool.take, pool.free
     used = [*take(num_blocks * 3 // 4)]
     random.Random(0).shuffle(used)
@@ -88,7 +88,7 @@ def _taken(pool: PoolCalls, batch: int) -> dict[str, int]:
 
 
 def _hashed(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
-    """Half of the blocks are held, the others have keys: whoever takes one takes its key from it."""
+    """Half of the blocks are referenced and the others are cached, so each allocation evicts a block."""
     take, free = pool.take, pool.free
     keyed = Keyed(pool, num_blocks)
     unit = max(CHUNK, batch)
@@ -120,7 +120,7 @@ _STATES = {"fresh": _fresh, "churning": _churning, "half hashed": _hashed}
 
 
 class Keyed:
-    """A pool half of whose blocks are free and have keys; the others are held."""
+    """A pool with half of its blocks free and cached, and the others referenced."""
 
     def __init__(self, pool: PoolCalls, num_blocks: int) -> None:
         self._pool = pool
@@ -128,10 +128,10 @@ class Keyed:
         self.requests = deque(pool.request(tokens(number)) for number in range(self.count // CHUNK))
         self._held = pool.take(pool.num_free() - self.count)
         self.chunks = self.give(self.count)
-        """Blocks with keys, those that got them first in front."""
+        """The cached blocks, in the order in which they got their keys."""
 
     def give(self, count: int) -> list[Sequence[Any]]:
-        """Give so many free blocks the keys that were given longest ago."""
+        """Cache `count` free blocks under the oldest keys."""
         chunks: list[Sequence[Any]] = []
         for _ in range(count // CHUNK):
             request, blocks = self.requests.popleft(), self._pool.take(CHUNK)
@@ -145,19 +145,19 @@ class Keyed:
         return [each for request in self.requests for each in self._pool.hashes(request)]
 
     def found(self, blocks: int = PASS) -> int:
-        """How many of so many keys are there, those that were given longest ago."""
+        """How many of the oldest `blocks` keys the pool still finds."""
         oldest = islice(self.requests, blocks // CHUNK)
         hashes = [each for request in oldest for each in self._pool.hashes(request)]
         return sum(self._pool.find(each, [0]) is not None for each in hashes)
 
 
 def tokens(number: int) -> list[int]:
-    """Those of a request that has nothing in common with that of another number."""
+    """The tokens of a request. Requests with different numbers share no token."""
     return [number] * (CHUNK * BLOCK_SIZE)
 
 
 def lookup(subject: Subject, num_blocks: int, cached: bool) -> Prepared:
-    """Look for the block with a hash."""
+    """Look up a block hash."""
     pool = subject.calls.pool(num_blocks, BLOCK_SIZE, False)
     keyed = Keyed(pool, num_blocks)
     hashes = keyed.hashes()
@@ -178,7 +178,7 @@ def lookup(subject: Subject, num_blocks: int, cached: bool) -> Prepared:
 
 
 def touch(subject: Subject, num_blocks: int, batch: int) -> Prepared:
-    """Touch a batch of free blocks that have keys, and give it back."""
+    """Touch a batch of free cached blocks, then free it."""
     pool = subject.calls.pool(num_blocks, BLOCK_SIZE, False)
     keyed = Keyed(pool, num_blocks)
     blocks = [block for chunk in keyed.chunks for block in chunk][: max(batch, PASS)]
@@ -199,7 +199,7 @@ def _fits(params: Params) -> bool:
 
 
 def _each_block_twice(params: Params) -> Limit:
-    """For each block it has to be noted that it is held, and that it is not."""
+    """Each block changes its reference count twice."""
     return Limit("limit.dict", {"size": params["num_blocks"]}, 2 * params["batch"])
 
 
@@ -216,7 +216,7 @@ BENCHMARKS = [
     ),
     Benchmark(
         "pool.take-free",
-        "taking and giving back a batch of blocks",
+        "allocating and freeing a batch of blocks",
         take_and_free,
         {"state": [*_STATES], "events": [False, True], "batch": BATCHES, "num_blocks": SIZES},
         quick=_QUICK,
@@ -226,7 +226,7 @@ BENCHMARKS = [
     ),
     Benchmark(
         "pool.lookup",
-        "looking for the block with a hash",
+        "looking up a block hash",
         lookup,
         {"cached": [True, False], "num_blocks": SIZES},
         quick={"num_blocks": _QUICK["num_blocks"]},
@@ -235,7 +235,7 @@ BENCHMARKS = [
     ),
     Benchmark(
         "pool.touch",
-        "touching and giving back a batch of free blocks with keys",
+        "touching and freeing a batch of free cached blocks",
         touch,
         {"batch": BATCHES, "num_blocks": SIZES},
         quick=_QUICK,

@@ -1,4 +1,4 @@
-"""What can be timed next to a target."""
+"""All benchmarks that run in a target's process."""
 
 from kvref_conformance.bench import cache, limits, memory, planning, pool, suite
 from kvref_conformance.bench.benchmark import Benchmark

@@ -1,4 +1,4 @@
-"""The side of a benchmark that is in the target's process: prepares it, and times passes."""
+"""The part of a benchmark that runs in the target's process: it does the setup and times passes."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from kvref_conformance.bench.registry import BENCHMARKS
 from kvref_strategies.workload import Description
 
 NATIVE, BY_OPERATIONS = "bench", "operations"
-"""Ways of calling a target: by its part of that name, or by its other parts."""
+"""Ways to call a target: through its part `bench`, or through the operations of its other parts."""
 
 _FASTER = 10
-"""How many times as many passes are tried at most, when few took next to no time."""
+"""The largest factor by which the number of passes grows from one attempt to the next."""
 _PATIENCE = 10
-"""How many times as long as what is timed all of a round may take."""
+"""A whole round, with its setup, may take this many times the time that is measured."""
 
 
 def subject_of(target: Target, description: Description, way: str) -> Subject:
     calls = target.bench if way == NATIVE else Operations(target)
     if calls is None:
-        raise LookupError(f"target {target.name!r} has no part {NATIVE!r}")
+        raise LookupError(f"target {target.name!r} does not implement the part {NATIVE!r}")
     return Subject(calls, target, description)
 
 
 class Timing:
-    """A benchmark that is prepared, and timed as often as one likes."""
+    """A prepared benchmark, which can be timed any number of times."""
 
     def __init__(self, prepared: Prepared, clock: Callable[[], float] = time.perf_counter) -> None:
         self._prepared = prepared
         self._clock = clock
-        # What was prepared stays, and may be much: nobody needs to look through it for garbage.
+        # The setup may make many objects, which stay: the garbage collector need not look at them.
         gc.collect()
         gc.freeze()
 
     def begin(self, seconds: float) -> dict[str, Json]:
-        """Make passes until a round takes so long: what one does and takes, and how many are in a round."""
-        # What the first one does may depend on what was prepared, and not on a pass before it.
+        """Find how many passes make a round of `seconds`. Returns that, and a pass's work and memory."""
+        # The first pass may differ from the later ones, since only the setup came before it.
         self._make(1)
         taken, passes = self._make(1), 1
         did, memory = self._prepared.did(), self._prepared.memory()
@@ -57,7 +57,7 @@ class Timing:
         return {"did": did, "passes": passes, "bytes": memory}
 
     def run(self, passes: int) -> float:
-        """Seconds that an operation takes, in so many passes."""
+        """The seconds of one operation, from `passes` passes."""
         return self._make(passes) / (passes * self._prepared.operations)
 
     def _make(self, passes: int) -> float:
@@ -81,9 +81,9 @@ class Timing:
 
 
 def served(target: Target) -> Any:
-    """What a session asks to time a target: a part with operations, of which plain data goes in and out."""
+    """The operations by which a session times a target, as a part. They take and return plain data."""
     timings: list[Timing] = []
-    # Preparing may make millions of objects, which stay; a round looks for garbage before it begins.
+    # The setup may make millions of objects, which stay. A round collects garbage before it begins.
     gc.disable()
 
     def begin(

@@ -1,4 +1,4 @@
-"""The suite itself, at work on a target: operations a second of its engines, and of the shadow."""
+"""The suite itself: how many operations per second its engines and its shadow manage."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from kvref_strategies.specs import class_info, minimal
 
 CLASS = "FullAttentionSpec"
 EXAMPLES = 20
-"""Of Hypothesis, in a pass."""
+"""Examples of Hypothesis in a pass."""
 
 
 def machine(subject: Subject) -> Prepared:
-    """An engine of which Hypothesis draws each step, as in a check."""
+    """Run an engine whose steps Hypothesis draws, as in a check."""
     folder = tempfile.TemporaryDirectory()
     steps: list[int] = []
 
     def new_stage() -> Stage:
         return LocalStage(subject.target, Journal(Path(folder.name) / "journal"))
 
-    # What is drawn must not depend on what one target declares and another does not.
+    # All targets must get the same examples, whatever capabilities they declare.
     description = {**subject.description, "capabilities": {}}
     request: dict[str, Any] = {
         "description": description,
@@ -48,7 +48,7 @@ def machine(subject: Subject) -> Prepared:
 
 
 def driven(subject: Subject) -> Prepared:
-    """An engine that is driven by numbers, as in the long examples of a check."""
+    """Run an engine on driven examples, as in a check."""
     stages: list[SwiftStage] = []
 
     def run() -> None:
@@ -78,7 +78,7 @@ def _drive(subject: Subject) -> SwiftStage:
 
 
 def shadow(subject: Subject) -> Prepared:
-    """What the shadow does with the operations of such an example: it looks at all that is read."""
+    """Let the shadow follow the operations of a driven example, and judge every reading."""
     stage = _drive(subject)
     events = stage.runs[0]
     readings = 0
@@ -94,7 +94,7 @@ def shadow(subject: Subject) -> Prepared:
 
 
 BENCHMARKS = [
-    Benchmark("suite.machine", "an operation that Hypothesis draws", machine, {}),
-    Benchmark("suite.driven", "an operation that a number stands for", driven, {}),
+    Benchmark("suite.machine", "an operation of an example that Hypothesis draws", machine, {}),
+    Benchmark("suite.driven", "an operation of a driven example", driven, {}),
     Benchmark("suite.shadow", "an operation that the shadow follows", shadow, {}),
 ]

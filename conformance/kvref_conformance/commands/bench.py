@@ -1,4 +1,4 @@
-"""The command `kvref bench`."""
+"""`kvref bench`: time one target, or compare two."""
 
 from __future__ import annotations
 
@@ -42,25 +42,29 @@ LEAST_ROUNDS, ROUNDS = 5, 7
 @click.command()
 @targets_options
 @click.option(
-    "--only", "patterns", multiple=True, metavar="GLOB", help="Only these benchmarks, e.g. 'pool.*'."
+    "--only",
+    "patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Only these benchmarks, for example 'pool.*'. Can be repeated.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(min=LEAST_ROUNDS),
     default=ROUNDS,
     show_default=True,
-    help="Rounds that are timed of each case.",
+    help="How many rounds to time for each case.",
 )
 @click.option("--quick", is_flag=True, help="Small sizes and short rounds, for a first look.")
 @device_option
-@click.option("--json", "as_json", is_flag=True, help="Print a document (schema kvref.bench/1).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema kvref.bench/1).")
 @output_option
 @click.option(
     "--plot",
     "drawing",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=as_writable,
-    help="File to draw growth curves to: .svg, .png or .pdf.",
+    help="Draw growth curves into this file: .svg, .png or .pdf.",
 )
 @click.pass_context
 def bench(
@@ -74,27 +78,29 @@ def bench(
     output: Path | None,
     drawing: Path | None,
 ) -> None:
-    """Time TARGET, or two of them side by side: a round of the first, one of the second, and so on.
+    """Time one TARGET, or compare two.
 
-    What is timed is an implementation's own API, by the part `bench`; where a target has none, both are timed
-    by their operations. There is a ratio, the second over the first, wherever both did the same work.
-    'faults.catch', the time to notice each fault, takes some ten minutes and has to be asked for by --only.
+    The benchmarks call the implementation's own API, through the part `bench`. If a target does not implement
+    `bench`, the benchmarks call the operations of both targets instead. With two targets, rounds alternate.
+    Each case then gets a ratio (second over first), if both did the same work. 'faults.catch' measures how
+    soon each fault is noticed. It takes about ten minutes and runs only if --only names it.
 
     \b
+    Examples:
       kvref bench                                      the reference alone
-      kvref bench vllm==0.32.0 reference               how much faster, or slower, the reference is
-      kvref bench reference reference --only 'pool.*'  how far equal targets lie apart: what is only noise
+      kvref bench vllm==0.32.0 reference               how much faster or slower is the reference?
+      kvref bench reference reference --only 'pool.*'  the noise: two equal targets
 
-    docs/benchmarks.md tells what each benchmark does. The machine should have nothing else to do.
+    Nothing else should run on the machine. For what each benchmark does, see docs/benchmarks.md.
 
     \b
-    Exit codes:  0  it was timed; what a target has nothing of was left out, and is told
-                 1  the two targets did not do the same work somewhere
+    Exit codes:  0  done; the output lists what a target does not implement
+                 1  in some case the two targets did not do the same work
                  2  bad usage, or a target or its profile cannot be used
                  3  nothing could be timed
     """
     if len(choices) > 2:
-        raise click.UsageError(f"one target is timed, or two beside each other, not {len(choices)}")
+        raise click.UsageError(f"name one target, or two to compare, not {len(choices)}")
     cases = choose(patterns, device, quick)
     if drawing is not None:
         check_plot(drawing, cases)
@@ -133,17 +139,17 @@ def bench(
 
 
 def _label(name: str, others: Sequence[Contender]) -> str:
-    """The name, told apart from that of the same target beside it."""
+    """The target's name, with a mark if the target is compared with itself."""
     return f"{name} (again)" if any(each.label == name for each in others) else name
 
 
 def _command(
     choices: Sequence[Choice], patterns: Sequence[str], rounds: int, quick: bool, device: str
 ) -> str:
-    """What makes the page anew."""
-    asked = ["kvref", "bench", *(choice.target or DEFAULT_TARGET for choice in choices)]
-    asked += [word for glob in patterns for word in ("--only", glob)]
-    asked += ["--rounds", str(rounds)] * (rounds != ROUNDS)
-    asked += ["--quick"] * quick
-    asked += ["--device", device] * (device != "cpu")
-    return shlex.join(asked)
+    """The command that makes the page again."""
+    words = ["kvref", "bench", *(choice.target or DEFAULT_TARGET for choice in choices)]
+    words += [word for glob in patterns for word in ("--only", glob)]
+    words += ["--rounds", str(rounds)] * (rounds != ROUNDS)
+    words += ["--quick"] * quick
+    words += ["--device", device] * (device != "cpu")
+    return shlex.join(words)

@@ -47,29 +47,29 @@ from kvref_conformance.running.loading import choose_baseline, is_symbolic, load
     "--budget",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Stop after this long; by default the profile's, if it has one.",
+    help="Stop after this time. Default: the profile's budget, if it has one.",
 )
 @seed_option
 @backend_option
 @device_option
 @click.option(
-    "--report", type=click.Path(file_okay=False, path_type=Path), help="Folder to write a report to."
+    "--report", type=click.Path(file_okay=False, path_type=Path), help="Write a report into this folder."
 )
 @click.option(
     "--beside",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
-    help="Report of another version, for a table of laws by version on the page. Can be repeated.",
+    help="Report of another version: the page gets a table of laws by version. Can be repeated.",
 )
 @jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print report.json instead of text.")
-@click.option("--strict", is_flag=True, help="Broken robustness laws count, too.")
+@click.option("--strict", is_flag=True, help="Broken robustness laws count as failures, too.")
 @baseline_option
 @click.option(
     "--save-baseline",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=as_writable,
-    help="Write what was found broken as a baseline to review.",
+    help="Write the findings into this file, as a baseline to review.",
 )
 @coverage_option
 @coverage_source_option
@@ -96,13 +96,23 @@ def check(
     sources: tuple[str, ...],
     verbose: bool,
 ) -> None:
-    """Run laws against TARGET.
+    """Run laws against TARGET and report which of them it breaks.
+
+    Hypothesis draws examples for each law and subject. kvref reduces what breaks a law, and confirms it in a
+    new process. Each finding comes with a trace, and with a program that shows it without kvref.
 
     \b
-    Exit codes:  0  conformant, with declared gaps or without
-                 1  a law is broken, or one that the profile lists as known is not
+    Examples:
+      kvref check                                          the target of kvref.toml
+      kvref check vllm==0.32.0 --laws 'pool.*'             one area, in a release
+      kvref check acme.kv:target --report out              write a report with traces and programs
+      kvref check acme.kv:target --depth deep --budget 600 more examples, at most ten minutes
+
+    \b
+    Exit codes:  0  conformant, with or without declared gaps
+                 1  a law is broken, or holds although the profile lists it as known
                  2  bad usage, or the profile or the target cannot be used
-                 3  incomplete: something was cut, died, or could not be confirmed
+                 3  incomplete: a law ran out of time, a process died, or a failure was not confirmed
     """
     started = time.monotonic()
     measured = sources if coverage or sources else None
@@ -110,7 +120,7 @@ def check(
         needs_library()
     laws = select_laws(patterns)
     if beside and report is None:
-        raise click.UsageError("--beside is for the page of a report: say where, by --report DIR")
+        raise click.UsageError("--beside adds to the page of a report: give its folder with --report DIR")
     others = [diffs.read(path) for path in beside]
     if report is not None:
         claim(report)

@@ -1,4 +1,4 @@
-"""The command line: each command is a module of this room."""
+"""The command line: each command is a module of this package."""
 
 from __future__ import annotations
 
@@ -26,11 +26,24 @@ from kvref_conformance.commands.replay import replay
 def cli() -> None:
     """Check that a KV-cache implementation keeps the laws an LLM engine relies on.
 
-    A TARGET is 'reference' (kvref's own, the default if no profile names one; 'reference:fast' and
-    'reference:plain' are its two halves), 'vllm' (the one installed), 'vllm==VERSION' (a release that 'kvref
-    hosts' prepared), 'vllm:PLUGIN' or 'vllm==VERSION:PLUGIN' (with that platform plugin),
-    'package.module:factory' for any other (docs/targets.md), or the name of one of several profiles in a
-    file (docs/profile.md).
+    TARGET is the implementation under test:
+
+    \b
+      reference             kvref's own; the default if no profile names a target
+      reference:fast        its fast half; 'reference:plain' is the plain one
+      vllm                  the installed vLLM
+      vllm==VERSION         a release that 'kvref hosts prepare' set up
+      vllm:PLUGIN           vLLM with this platform plugin; also vllm==VERSION:PLUGIN
+      package.module:name   your own, made by this factory (docs/targets.md)
+      NAME                  one of several profiles in kvref.toml (docs/profile.md)
+
+    \b
+    Start with:
+      kvref doctor TARGET          does it load, and what can be checked?
+      kvref check TARGET           which laws does it break?
+      kvref explain LAW            what does a law say, and why?
+
+    Every command exits with 2 on bad usage; see COMMAND --help for the other exit codes.
     """
 
 

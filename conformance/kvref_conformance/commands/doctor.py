@@ -1,4 +1,4 @@
-"""`kvref doctor`: show whether a target loads, and what of it can be checked."""
+"""`kvref doctor`: show whether a target loads, and what can be checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ from kvref_conformance.running.loading import loaded
 def doctor(
     choice: Choice,
 ) -> None:
-    """Tell whether TARGET can be loaded, what its profile declares, and what of it can be checked."""
+    """Show whether TARGET loads, what its profile declares, and what can be checked.
+
+    It runs no law. For each law that a check would leave out, it says why.
+
+    \b
+    Examples:
+      kvref doctor                         the target of kvref.toml
+      kvref doctor vllm:acme --stub acmert a plugin whose hardware is not here
+
+    \b
+    Exit codes:  0  the target loads
+                 2  bad usage, or the profile or the target cannot be used
+    """
     worker, declared = choice.prepare()
     with progress(open_console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
         description = one.description

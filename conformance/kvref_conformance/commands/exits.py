@@ -1,4 +1,4 @@
-"""How a command ends: a refusal is one paragraph and exit code 2, and nothing is left running."""
+"""How a command ends: an error is one paragraph and exit code 2, and no process is left running."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _REFUSED = (
 
 @contextmanager
 def _ends_in_order() -> Iterator[None]:
-    """Make polite requests to end an exception, so that nothing is left behind."""
+    """Turn SIGTERM and SIGHUP into an exception, so that processes and temporary files are cleaned up."""
 
     def leave(number: int, frame: object) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
@@ -75,14 +75,14 @@ def _ends_in_order() -> Iterator[None]:
 
 
 class Group(click.Group):
-    """Ends every refusal with one paragraph and exit code 2; an interrupt leaves nothing running."""
+    """Ends every expected error with one paragraph and exit code 2; an interrupt leaves nothing running."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with _ends_in_order():
                 return super().invoke(ctx)
         except TargetFailed as error:
-            # What the target said is told apart from what we say: it may look like that.
+            # The target's own output is marked: it could look like a message of kvref.
             first, *more = visible_lines(str(error)).split("\n")
             click.echo("\n".join([f"kvref: {first}", *(f"  | {line}" for line in more)]), err=True)
             ctx.exit(EXIT_USAGE)
@@ -93,10 +93,10 @@ class Group(click.Group):
             click.echo("kvref: interrupted", err=True)
             ctx.exit(EXIT_INTERRUPTED)
         except EOFError:  # click would take it for an interrupt
-            click.echo("kvref: a process of the target ended where none was expected to", err=True)
+            click.echo("kvref: a process of the target ended unexpectedly", err=True)
             ctx.exit(EXIT_USAGE)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # nobody reads on: click ends quietly
+            if error.errno == errno.EPIPE:  # the reader is gone: click ends quietly
                 raise
             click.echo(f"kvref: {visible(str(error))}", err=True)
             ctx.exit(EXIT_USAGE)

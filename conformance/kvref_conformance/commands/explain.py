@@ -12,5 +12,15 @@ from kvref_conformance.running.loading import find_law
 @click.command()
 @click.argument("law")
 def explain(law: str) -> None:
-    """Tell all of one LAW: what it asks for and why, what it needs, what breaks it, and what to do then."""
+    """Explain one LAW: what it requires and why, what it needs, and what to do if it breaks.
+
+    \b
+    Examples:
+      kvref laws 'pool.*'                 list the laws of an area
+      kvref explain spec.merge-identity   explain one of them
+
+    \b
+    Exit codes:  0  explained
+                 2  there is no such law
+    """
     render_explanation(find_law(law), open_console())

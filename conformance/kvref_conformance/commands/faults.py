@@ -18,7 +18,11 @@ from kvref_conformance.running import fault_matrix
 
 @click.command()
 @click.option(
-    "--area", "areas", multiple=True, metavar="GLOB", help="Only faults of these areas, e.g. 'pool'."
+    "--area",
+    "areas",
+    multiple=True,
+    metavar="GLOB",
+    help="Only faults of these areas, for example 'pool'. Can be repeated.",
 )
 @seed_option
 @jobs_option
@@ -28,30 +32,32 @@ from kvref_conformance.running import fault_matrix
 def faults(
     context: click.Context, areas: tuple[str, ...], seed: int, jobs: int, as_json: bool, output: Path | None
 ) -> None:
-    """Break the reference in many ways, and see which laws notice, and how soon.
+    """Break the reference on purpose, and show which laws notice and how soon.
 
-    Each fault is judged by the laws of its area; the reference as it is, the control, by all of these. All
-    areas take a quarter of an hour on two cores. A fault is a target like any other:
-
-    \b
-      kvref faults --area pool                                          a minute
-      kvref check kvref_conformance.targets.faults.pool:null_block_gets_a_key   one of them
+    The laws of an area judge each fault of that area. They also judge the reference without a fault, as the
+    control. All areas take about a quarter of an hour on two cores.
 
     \b
-    Exit codes:  0  each fault broke the law that is there for it, and the control none
-                 1  one did not, or the control did
+    Examples:
+      kvref faults --area pool       one area, about a minute
+      kvref check kvref_conformance.targets.faults.pool:null_block_gets_a_key
+                                     one fault: it is a target like any other
+
+    \b
+    Exit codes:  0  each fault broke the law that must catch it, and the control broke none
+                 1  a fault was not caught by its law, or the control broke a law
                  2  bad usage
-                 3  something could not be judged to the end
+                 3  a fault or the control was not judged completely
     """
     chosen = fault_matrix.faults(areas)
     with progress(open_console(stderr=True)) as watcher:
         watcher.phase(f"trying {len(chosen)} faults")
         tried = list(fault_matrix.try_all(chosen, seed, jobs, watcher))
     if output is not None:
-        asked = "".join(f" --area {shlex.quote(area)}" for area in areas) + (
+        options = "".join(f" --area {shlex.quote(area)}" for area in areas) + (
             f" --seed {seed}" if seed else ""
         )
-        output.write_text(fault_page(tried, f"kvref faults{asked}"), encoding="utf-8")
+        output.write_text(fault_page(tried, f"kvref faults{options}"), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(fault_matrix.document(tried, seed), indent=1))
     else:

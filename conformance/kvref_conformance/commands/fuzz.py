@@ -39,13 +39,13 @@ from kvref_conformance.running.loading import choose_baseline, loaded, select_la
     default="10m",
     show_default=True,
     callback=as_duration,
-    help="How long, e.g. 30s, 10m, 2h. What is being reduced then gets a minute more.",
+    help="How long: 30s, 10m or 2h, for example. A reduction in progress gets one more minute.",
 )
 @click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to keep findings and progress in; by default kvref-fuzz/TARGET-VERSION.",
+    help="Folder for findings and progress. Default: kvref-fuzz/TARGET-VERSION.",
 )
 @laws_option
 @subjects_option
@@ -66,24 +66,26 @@ def fuzz(
     jobs: int,
     baseline: str | None,
 ) -> None:
-    """Search TARGET for broken laws until time is up, with other examples in each round.
+    """Search TARGET for broken laws until the time is up, with new examples in each round.
 
-    Hypothesis draws for breadth, and reduces what breaks; long examples made of numbers give depth, where a
-    workload has them. A way of breaking a law for a subject is saved the moment it is seen, in the folder
-    (--dir), and told once: first as it was found, then reduced, with a program that shows it alone. Known
-    deviations (--baseline) are not told. The same command goes on where it was, however it ended.
-
-    \b
-      kvref fuzz vllm --for 8h                              overnight, all laws
-      kvref fuzz vllm --laws 'shadow.*' --for 30m           end to end: does each request read its own?
-      kvref replay DIR/traces/LAW-DIGEST.json vllm          show a finding again
-    Remove the trace of a finding to have it searched anew.
+    Hypothesis draws many different examples, and reduces what breaks a law. Some workloads add driven
+    examples, which are much longer. The fuzz saves each new failure at once in its folder (--dir), reduces
+    and confirms it like a check, and reports it once, with a stand-alone program. It does not report the
+    known deviations of the baseline. Run the same command again to continue, however the last run ended.
 
     \b
-    Exit codes:  0    nothing was found, up to now, in this folder
-                 1    something was
+    Examples:
+      kvref fuzz vllm --for 8h                       overnight, all laws
+      kvref fuzz vllm --laws 'shadow.*' --for 30m    end to end: does each request read its own data?
+      kvref replay DIR/traces/LAW-DIGEST.json vllm   show a finding again
+
+    To search for a finding again, remove its trace.
+
+    \b
+    Exit codes:  0    the folder has no findings so far
+                 1    the folder has findings
                  2    bad usage, or the target, the profile or the folder cannot be used
-                 130  interrupted; what was found is in the folder
+                 130  interrupted; the findings are in the folder
     """
     laws = select_laws(patterns)
     options = Options(laws, seed=seed, jobs=jobs, subjects=subjects)
@@ -96,7 +98,7 @@ def fuzz(
             checker = one.checker(options, watcher)
             checker.check_subjects()
             if not checker.has_work():
-                raise click.UsageError("none of these laws applies to the target; 'kvref doctor' tells why")
+                raise click.UsageError("none of these laws applies to the target; 'kvref doctor' says why")
             version = one.description["version"]
             folder = directory or Path("kvref-fuzz") / slug(f"{worker.target}-{version}")
             store = stack.enter_context(

@@ -10,7 +10,16 @@ from kvref_conformance.processes import releases
 @click.group(invoke_without_command=True)
 @click.pass_context
 def hosts(context: click.Context) -> None:
-    """List the releases of vLLM that can be checked side by side, as 'vllm==VERSION'."""
+    """List the releases of vLLM that kvref can check, and which of them are prepared.
+
+    \b
+    Examples:
+      kvref hosts                   list them
+      kvref hosts prepare 0.32.0    download one
+      kvref check vllm==0.32.0      check it
+
+    Exit code 0 if the list was printed.
+    """
     if context.invoked_subcommand is not None:
         return
     found = [releases.find(version) for version in releases.VERSIONS]
@@ -24,11 +33,20 @@ def hosts(context: click.Context) -> None:
 @hosts.command("prepare")
 @click.argument("versions", nargs=-1, metavar="[VERSION]...")
 def prepare_hosts(versions: tuple[str, ...]) -> None:
-    """Download and set up releases of vLLM, all or those named.
+    """Download and set up releases of vLLM: the named ones, or all.
 
-    Makes one environment with PyTorch and the requirements of the newest release (2.3 GB), and a folder for
-    each of the others (0.4 GB), below ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}. What is there is
-    kept. With KVREF_VLLM_PYTHON, the environment of that interpreter is used instead.
+    All releases share one environment with PyTorch and the requirements of the newest release (2.3 GB). Each
+    other release gets a folder (0.4 GB). They go below ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}, and
+    releases that are already there are kept. To use an environment of your own, set KVREF_VLLM_PYTHON to its
+    interpreter.
+
+    \b
+    Example:
+      kvref hosts prepare 0.30.0 0.32.0
+
+    \b
+    Exit codes:  0  the releases are prepared
+                 2  bad usage, or a release could not be prepared
     """
     for host in [releases.find(version) for version in versions or releases.VERSIONS]:
         releases.prepare(host.version, lambda text: click.echo(f"kvref: {text}", err=True))

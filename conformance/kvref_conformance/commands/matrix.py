@@ -25,7 +25,7 @@ from kvref_conformance.running.loading import select_laws
 
 @click.command()
 @laws_option
-@click.option("--versions", metavar="VERSION,...", help="Only these releases; by default all of them.")
+@click.option("--versions", metavar="VERSION,...", help="Only these releases. Default: all of them.")
 @depth_option
 @seed_option
 @jobs_option
@@ -40,14 +40,20 @@ def matrix(
     jobs: int,
     output: Path | None,
 ) -> None:
-    """Check the prepared releases of vLLM, and print, or write with -o, which law holds in which of them.
+    """Check all prepared releases of vLLM, and show which law holds in which release.
 
-    Takes minutes for each release. What is found is kept: interrupted, the same command goes on where it was.
+    Each release takes some minutes. kvref keeps the result of each, so the same command continues after an
+    interrupt. It prints a page of Markdown, or writes it to a file (-o).
 
     \b
-    Exit codes:  0  every law was judged for every release, whatever came of it
+    Examples:
+      kvref matrix -o docs/matrix.md
+      kvref matrix --versions 0.30.0,0.32.0 --laws 'spec.*'
+
+    \b
+    Exit codes:  0  every law was judged for every release; laws may be broken
                  2  bad usage, or none of the releases is prepared
-                 3  a release is not prepared, or something could not be judged to the end
+                 3  a release is not prepared, or a law was not judged completely
     """
     options = Options(laws=select_laws(patterns), depth=depth or DEPTH, seed=seed, jobs=jobs)
     chosen = [releases.find(version) for version in (versions.split(",") if versions else releases.VERSIONS)]
@@ -55,11 +61,11 @@ def matrix(
         raise releases.HostError("none of these releases is prepared; run: kvref hosts prepare")
     with progress(open_console(stderr=True)) as watcher:
         reports = matrices.check_all(chosen, options, watcher)
-    asked = [f" --laws {shlex.quote(pattern)}" for pattern in patterns]
-    asked += [f" --versions {versions}"] if versions else []
-    asked += [f" --depth {options.depth}"] if options.depth != DEPTH else []
-    asked += [f" --seed {seed}"] if seed else []
-    text = matrices.page(reports, options, f"kvref matrix{''.join(asked)}")
+    words = [f" --laws {shlex.quote(pattern)}" for pattern in patterns]
+    words += [f" --versions {versions}"] if versions else []
+    words += [f" --depth {options.depth}"] if options.depth != DEPTH else []
+    words += [f" --seed {seed}"] if seed else []
+    text = matrices.page(reports, options, f"kvref matrix{''.join(words)}")
     if output is None:
         click.echo(text, nl=False)
     else:

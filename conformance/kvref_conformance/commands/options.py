@@ -1,4 +1,4 @@
-"""Options of the commands, and how what is given to them is read."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from kvref_conformance.documents.profile import Profile
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.terminal import Invocation
 from kvref_conformance.running.checker import DEPTH, DEPTHS
 from kvref_conformance.running.loading import BACKENDS, DEVICES, prepare
@@ -23,7 +23,7 @@ from kvref_conformance.running.loading import BACKENDS, DEVICES, prepare
 
 def as_seconds(context: click.Context, parameter: click.Parameter, value: float) -> float:
     if not 0 < value <= 86_400 or math.isnan(value):
-        raise click.BadParameter("give seconds, more than 0 and at most a day")
+        raise click.BadParameter("give seconds: more than 0, at most a day (86400)")
     return value
 
 
@@ -34,10 +34,10 @@ def as_writable(context: click.Context, parameter: click.Parameter, value: Path 
 
 
 def as_duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    told = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
-    if told is None or not float(told[1]):
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
+    if parts is None or not float(parts[1]):
         raise click.BadParameter("give a time such as 30s, 10m or 2h")
-    return float(told[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[told[2]]
+    return float(parts[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[parts[2]]
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Choice:
     stubs: tuple[str, ...]
     timeout: float
 
-    def prepare(self) -> tuple[Worker, Profile]:
-        """How to run it. Raises `ProfileError`, `HostError`."""
+    def prepare(self) -> tuple[Launch, Profile]:
+        """How to launch the target, and its profile. Raises `ProfileError`, `HostError`."""
         return prepare(
             self.target,
             self.profile,
@@ -64,11 +64,11 @@ class Choice:
 
 
 _REPEATED = ("patterns", "subjects", "depth", "seed", "backend", "device", "strict", "baseline")
-"""Options that a next command takes over: they say what is run."""
+"""Options that a suggested next command repeats, because they choose what runs."""
 
 
 def invocation() -> Invocation:
-    """What the user typed for the current command."""
+    """The target and the options that the user typed for the current command."""
     context = click.get_current_context()
     target: list[str] = []
     options: list[tuple[str, ...]] = []
@@ -92,9 +92,9 @@ _ABOUT_TARGETS = (
     click.option(
         "--profile",
         metavar="FILE|none",
-        help="What the vendor declares; by default kvref.toml, or [tool.kvref] in pyproject.toml.",
+        help="The vendor's declarations. Default: kvref.toml here, or [tool.kvref] in pyproject.toml.",
     ),
-    click.option("--python", help="Interpreter that loads the target; by default this one."),
+    click.option("--python", help="Interpreter that loads the target. Default: the one that runs kvref."),
     click.option(
         "--path",
         "paths",
@@ -107,20 +107,20 @@ _ABOUT_TARGETS = (
         "stubs",
         multiple=True,
         metavar="NAME",
-        help="Package for hardware that is not here; the plugin gets mocks. Can be repeated.",
+        help="Package for hardware that this machine lacks; the plugin gets mocks instead. Can be repeated.",
     ),
     click.option(
         "--timeout",
         default=30.0,
         show_default=True,
         callback=as_seconds,
-        help="Seconds one operation may take; loading the target may take ten times that.",
+        help="Seconds that one operation may take. Loading the target may take ten times as long.",
     ),
 )
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command the options that name a target; it gets what they say as `choice`."""
+    """Add the options that name a target. The command gets them as `choice`."""
 
     @wraps(command)
     def chosen(*arguments: Any, **options: Any) -> None:
@@ -131,12 +131,12 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def targets_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The same for a command about several targets, of all of which the options speak; it gets `choices`."""
+    """The same for several targets, which share the options. The command gets them as `choices`."""
 
     @wraps(command)
     def chosen(*arguments: Any, targets: tuple[str, ...], **options: Any) -> None:
-        said = {field.name: options.pop(field.name) for field in fields(Choice) if field.name != "target"}
-        choices = [Choice(target, **said) for target in targets or (None,)]
+        shared = {field.name: options.pop(field.name) for field in fields(Choice) if field.name != "target"}
+        choices = [Choice(target, **shared) for target in targets or (None,)]
         command(*arguments, choices=choices, **options)
 
     return _with(chosen, click.argument("targets", nargs=-1, metavar="[TARGET]..."))
@@ -149,65 +149,74 @@ def _with(command: Callable[..., None], argument: Callable[..., Any]) -> Callabl
 
 
 laws_option = click.option(
-    "--laws", "patterns", multiple=True, metavar="GLOB", help="Only these laws, e.g. 'spec.*'."
+    "--laws",
+    "patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Only these laws, for example 'spec.*'. Can be repeated.",
 )
 subjects_option = click.option(
-    "--subjects", multiple=True, metavar="GLOB", help="Only these, e.g. 'SlidingWindow*'."
+    "--subjects",
+    multiple=True,
+    metavar="GLOB",
+    help="Only these subjects, for example 'SlidingWindow*'. Can be repeated.",
 )
 depth_option = click.option(
     "--depth",
     type=click.Choice(list(DEPTHS)),
-    help=f"Examples for each law and subject: {', '.join(f'{d} {n}' for d, n in DEPTHS.items())}. By default "
-    f"the profile's, or {DEPTH}.",
+    help=f"Examples for each law and subject: {', '.join(f'{d} {n}' for d, n in DEPTHS.items())}. "
+    f"Default: the profile's depth, or {DEPTH}.",
 )
-seed_option = click.option("--seed", default=0, show_default=True, help="Same seed, same examples.")
+seed_option = click.option(
+    "--seed", default=0, show_default=True, help="The same seed draws the same examples."
+)
 device_option = click.option(
     "--device",
     type=click.Choice(DEVICES),
     default=DEVICES[0],
     show_default=True,
-    help="Where tensors live.",
+    help="Device for tensors.",
 )
 jobs_option = click.option(
     "-n",
     "jobs",
     type=click.IntRange(min=1),
     default=min(os.cpu_count() or 1, 8),
-    show_default="one for each processor, 8 at most",
-    help="Units of work at a time.",
+    show_default="one per core, at most 8",
+    help="How many processes work at the same time.",
 )
 backend_option = click.option(
     "--backend",
     type=click.Choice(BACKENDS),
     default=BACKENDS[0],
     show_default=True,
-    help="With crosshair, a solver searches the numbers of TARGET's specs, too (docs/prove.md).",
+    help="With crosshair, a solver also searches for numbers in TARGET's specs (docs/prove.md).",
 )
 verbose_option = click.option(
     "-v",
     "--verbose",
     is_flag=True,
-    help="Print a line for each law, what is accepted and why, and all of each trace.",
+    help="Print a line for each law, each accepted failure with its reason, and whole traces.",
 )
 coverage_option = click.option(
-    "--coverage", is_flag=True, help="Also show which lines of TARGET's own files no law reached."
+    "--coverage", is_flag=True, help="Also show which lines of TARGET's own code no law reached."
 )
 coverage_source_option = click.option(
     "--coverage-source",
     "sources",
     multiple=True,
     metavar="MODULE",
-    help="Take this module or package for TARGET's own; implies --coverage. Can be repeated.",
+    help="Measure this module or package as TARGET's own code; implies --coverage. Can be repeated.",
 )
 baseline_option = click.option(
     "--baseline",
     metavar="FILE|none",
-    help="Known deviations; by default those shipped for the target's version, if any.",
+    help="Known findings. Default: those that kvref ships for the target's release, if any.",
 )
 output_option = click.option(
     "-o",
     "output",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=as_writable,
-    help="File to write a page of Markdown to.",
+    help="Write a page of Markdown into this file.",
 )

@@ -1,4 +1,4 @@
-"""`kvref prove`: have CrossHair prove the contracts of the reference's arithmetic."""
+"""`kvref prove`: prove the contracts of the reference's arithmetic with CrossHair."""
 
 from __future__ import annotations
 
@@ -15,37 +15,44 @@ from kvref_conformance.report.terminal import open_console
 
 
 @click.command()
-@click.option("--only", "patterns", multiple=True, metavar="GLOB", help="Only these, e.g. 'memory.*'.")
+@click.option(
+    "--only",
+    "patterns",
+    multiple=True,
+    metavar="GLOB",
+    help="Only these contracts, for example 'memory.*'. Can be repeated.",
+)
 @click.option(
     "--limit",
     default=20.0,
     show_default=True,
     callback=as_seconds,
-    help="Seconds that each contract gets.",
+    help="Seconds for each contract.",
 )
 @jobs_option
-@click.option("--json", "as_json", is_flag=True, help="Print a document (schema kvref.prove/1).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema kvref.prove/1).")
 @click.pass_context
 def prove(context: click.Context, patterns: tuple[str, ...], limit: float, jobs: int, as_json: bool) -> None:
-    """Prove what is claimed of the reference's arithmetic, or find numbers for which it does not hold.
+    """Prove the contracts of the reference's arithmetic, or find counterexamples.
 
-    A claim is a contract: a function of numbers, in kvref_conformance.proofs, that says whether it holds for
-    them. CrossHair runs it with numbers that are not known yet, and has a solver say which ways through the
-    code are possible. Each contract comes to one of these:
-
-    \b
-      proved             it holds for all numbers that it is about: every way was followed
-      no counterexample  none was found in the time that there was (--limit)
-      counterexample     it does not hold for the numbers told; Python, without CrossHair, says so as well
+    A contract is a function in kvref_conformance.proofs that takes numbers and returns whether a claim holds
+    for them. CrossHair runs it with symbolic numbers, and a solver decides which paths through the code are
+    possible. Each contract gets one of these results:
 
     \b
-      kvref prove                                all of them, less than a minute
-      kvref prove --only 'pages.*'               those of one area: pages, memory, rules, planning, addresses
-      kvref prove --only 'rules.*' --limit 120   with more time to prove what takes more
+      proved             the claim holds for all its numbers: every path was followed
+      no counterexample  none was found within the time (--limit)
+      counterexample     the claim fails for the numbers shown; plain Python confirmed it
+
+    \b
+    Examples:
+      kvref prove                                all contracts, less than a minute
+      kvref prove --only 'pages.*'               one area: pages, memory, rules, planning or addresses
+      kvref prove --only 'rules.*' --limit 120   more time for each contract
 
     \b
     Exit codes:  0  there is no counterexample
-                 1  there is one
+                 1  there is a counterexample
                  2  bad usage, or CrossHair is not installed
                  3  a contract could not be examined
     """

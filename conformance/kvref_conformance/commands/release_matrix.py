@@ -1,7 +1,7 @@
-"""Which release of vLLM keeps which law: a page made of the checks of all of them.
+"""A page that shows which release of vLLM keeps which law, made from a check of each release.
 
-A check takes minutes, so the report of each is kept, and used again by whoever asks for the same laws, depth
-and seed with the same suite.
+A check takes minutes, so kvref keeps its report. A later run with the same laws, depth, seed and suite uses
+the report again.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ _OPEN = (Status.UNCONFIRMED, Status.INCOMPLETE)
 
 _HEAD = """# Laws by release of vLLM
 
-Made by `{command}`; not to be edited. Depth {depth}, seed {seed}. What stands behind a cell is
-shown by `kvref check vllm==RELEASE --laws LAW`; the releases are told of in [versions.md](versions.md).
+Made by `{command}`; do not edit it. Depth {depth}, seed {seed}. For the details of a cell, run
+`kvref check vllm==RELEASE --laws LAW`. For the releases, see [versions.md](versions.md).
 
-* **broken**: a trace breaks the law, a known one or a new one; *n/m*: for *n* of the *m* subjects (spec
-  classes, for example) that the law was judged on;
+* **broken**: a known or a new trace breaks the law; *n/m*: for *n* of the *m* subjects (spec classes, for
+  example) that the law was judged on;
 * holds: no example broke it;
-* n.a.: the release lacks what the law speaks of;
-* incomplete: not judged to the end; not prepared: not judged at all.
+* n.a.: the release does not implement what the law is about;
+* incomplete: not judged completely; not prepared: not judged at all.
 """
 
 
 class Kept:
-    """Reports of earlier runs that asked for the same."""
+    """Reports of earlier runs with the same options and suite."""
 
     def __init__(self, options: Options) -> None:
-        self._asked = _digest(options)
+        self._digest = _digest(options)
 
     def load(self, version: str) -> dict[str, Any] | None:
         try:
             document = json.loads(self._path(version).read_text(encoding="utf-8"))
             report: dict[str, Any] = document["report"]
-            return report if document["asked"] == self._asked else None
+            return report if document["digest"] == self._digest else None
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def save(self, version: str, report: dict[str, Any]) -> None:
-        """Keep what was judged to the end: the rest may well come to an end another time."""
+        """Keep the report if every law was judged completely; an incomplete check may succeed next time."""
         if any(row["status"] in _OPEN for row in report["laws"]):
             return
         path = self._path(version)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"asked": self._asked, "report": report}), encoding="utf-8")
+        partial.write_text(json.dumps({"digest": self._digest, "report": report}), encoding="utf-8")
         partial.replace(path)
 
     @staticmethod
@@ -70,7 +70,7 @@ class Kept:
 
 
 def _digest(options: Options) -> str:
-    """Of everything that decides what a check finds in a given release."""
+    """A digest of all that decides what a check finds in a given release: options and sources."""
     digest = hashlib.sha256(json.dumps([options.laws, options.depth, options.seed]).encode())
     for package, folder in sorted(package_folders(OWN_PACKAGES).items()):
         for path in sorted((Path(folder) / package).rglob("*")):
@@ -82,7 +82,7 @@ def _digest(options: Options) -> str:
 def check_all(
     releases: Sequence[Host], options: Options, watcher: Progress
 ) -> dict[str, dict[str, Any] | None]:
-    """The report of each release, kept or new; None of one that is not prepared."""
+    """The report of each release, kept or new; None if the release is not prepared."""
     kept = Kept(options)
     reports: dict[str, dict[str, Any] | None] = {}
     for host in releases:
@@ -100,7 +100,7 @@ def check_all(
 
 
 def cells(report: Mapping[str, Any] | None, laws: Sequence[str]) -> dict[str, str]:
-    """The cell of each law; of a release that there is no report of, too."""
+    """The cell of each law, also for a release without a report."""
     if report is None:
         return dict.fromkeys(laws, NOT_PREPARED)
     found = {law: cell([row for row in report["laws"] if row["id"] == law]).text for law in laws}
@@ -110,11 +110,11 @@ def cells(report: Mapping[str, Any] | None, laws: Sequence[str]) -> dict[str, st
 def is_complete(reports: Mapping[str, Mapping[str, Any] | None], laws: Sequence[str]) -> bool:
     """Whether every law has been judged for every release."""
     columns = [cells(report, laws).values() for report in reports.values()]
-    return not any(INCOMPLETE in told or told == NOT_PREPARED for column in columns for told in column)
+    return not any(INCOMPLETE in text or text == NOT_PREPARED for column in columns for text in column)
 
 
 def page(reports: Mapping[str, Mapping[str, Any] | None], options: Options, command: str) -> str:
-    """Markdown: a table of laws by release."""
+    """The page, in Markdown: a table of laws by release."""
     columns = {version: cells(report, options.laws) for version, report in reports.items()}
     lines = [_HEAD.format(command=command, depth=options.depth, seed=options.seed)]
     for area in dict.fromkeys(LAWS[law].area for law in options.laws):

@@ -25,9 +25,20 @@ def replay(
     trace: Path,
     choice: Choice,
 ) -> None:
-    """Run a stored TRACE (from a report's traces/) against TARGET again.
+    """Run the operations of a stored TRACE again, and judge its law.
 
-    TARGET may be another version than the one it was found in. Exit code 0: the law holds; 1: it breaks.
+    Traces are in the folder traces/ of a report or a fuzz. TARGET may be another version than the one that
+    broke the law.
+
+    \b
+    Examples:
+      kvref replay out/traces/LAW-DIGEST.json vllm==0.32.0   does it break there, too?
+      kvref replay out/traces/LAW-DIGEST.json                what does the reference do?
+
+    \b
+    Exit codes:  0  the law holds
+                 1  the law breaks
+                 2  bad usage, or the trace, the profile or the target cannot be used
     """
     document = schemas.parse(trace.read_bytes(), "trace")
     if document["law"] not in LAWS:

@@ -97,8 +97,8 @@ def _own_entries(name: str) -> list[Known]:
 def save(result: Result, path: Path) -> None:
     """Write the findings of a run as a baseline to review: every reason must be written by hand.
 
-    Deviations that were known keep their reasons; what the baseline of another version tells with this very
-    reason and trace, it goes on to tell.
+    Known findings keep their reasons. An entry that refers to the baseline of another version still does, if
+    reason and trace are the same.
     """
     entries = [
         Known(

@@ -117,8 +117,8 @@ def read(path: Path) -> dict[str, Any]:
         raise UnusableReport(path, "it is nested too deeply") from error
     said = document.get("schema") if isinstance(document, dict) else None
     if said != schemas.REPORT:
-        told = f"is of the schema {said}" if isinstance(said, str) else "names no schema"
-        raise UnusableReport(path, f"it {told}, and this kvref reads {schemas.REPORT}")
+        what = f"is of the schema {said}" if isinstance(said, str) else "names no schema"
+        raise UnusableReport(path, f"it {what}, and this kvref reads {schemas.REPORT}")
     try:
         schemas.validate(document, "report")
     except schemas.InvalidDocument as error:

@@ -154,7 +154,7 @@ class Profile:
         """The known failure that covers a broken row, if any."""
         return next((entry for entry in self.known if entry.covers(row)), None)
 
-    def told(self) -> Iterator[str]:
+    def declarations(self) -> Iterator[str]:
         """A line for each declaration."""
         for key in ("target", "stubs", "path", "depth", "budget"):
             if key in self._document:

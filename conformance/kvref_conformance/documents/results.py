@@ -108,7 +108,7 @@ class FileReached:
 
 @dataclass(frozen=True)
 class Reached:
-    """The files, those first of which most was not reached."""
+    """The files, in order: the one with the most unreached lines comes first."""
 
     modules: Sequence[str]
     without: Sequence[str]
@@ -130,7 +130,7 @@ class Reached:
 
 @dataclass
 class Result:
-    """A whole run, as `report.json` tells it."""
+    """A whole run, as `report.json` has it."""
 
     target: dict[str, Any]
     """name, version, plugin, capabilities."""

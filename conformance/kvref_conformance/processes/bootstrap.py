@@ -1,8 +1,8 @@
 """Start a host in the target's interpreter, which need not have kvref installed.
 
-Run as a script (`python -P bootstrap.py '<json>'`), it may import nothing of kvref before `prepare`
-has made the suite importable: our own packages always come from the parent's installation, so that both
-ends speak the same version, and the libraries the suite needs only where the interpreter has none.
+It runs as a script: `python -P bootstrap.py '<json>'`. It must not import kvref before `prepare` has made the
+suite importable. The suite always comes from the parent's installation, so that both ends have the same
+version. Its libraries come from there only if the interpreter has none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The process that imports the target once and forks for everything else.
 
-The host itself performs no operation, so each child starts from a target that was imported and nothing
-more. A connection is either a *unit* (explore one workload for one subject) or a *session* (perform
-operations one by one). The host stays single-threaded: forking a process with threads is not safe.
+The host itself performs no operation, so each child starts with a freshly imported target. A connection is
+either a *unit* (explore one workload for one subject) or a *session* (perform operations one by one). The
+host stays single-threaded: forking a process with threads is not safe.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ from kvref_conformance.targets.own import find, own_of
 _NOT_FOR_PROGRAMS = ("kvref_conformance", "kvref_strategies", "hypothesis")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
-_ORDERLY_END = 86  # exit code of a child whose work is done; 0 may be an operation's `os._exit(0)`
+_ORDERLY_END = 86  # exit code of a child that finished; an operation may call `os._exit(0)`
 _LONGEST_NAME = 100
 
 
 def serve(config: dict[str, Any]) -> NoReturn:
-    """Load the target, report on the control channel, then serve connections until that closes.
+    """Load the target, report on the control channel, then serve connections until the channel closes.
 
-    Ends the process, and with it whatever was started from it. Exit handlers of the target do not run.
+    At the end, the process ends itself and all processes started from it. Exit handlers of the target do not
+    run.
     """
     control = Channel.from_socket(socket.socket(fileno=config["control"]))
     _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if control.ready(0):  # the parent, which never says anything here, ended before
+    if control.ready(0):  # the parent never sends on this channel, so it has ended
         os._exit(1)
-    # What children leave behind, wherever it moved, stays a child of this process, so that it can be ended.
+    # Orphans become children of this process, even in another group, so that it can end them.
     _prctl(_ADOPT_ORPHANS, 1)
     _watch(control)
     folder = Path(config["folder"])
@@ -68,7 +69,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
         else:
             if config["prepare"]:
                 named(config["prepare"])(folder)
-            # What is imported stays: children need not look through it, nor copy it, to collect garbage.
+            # Imported objects stay. Children need not scan them for garbage, so their memory is not copied.
             gc.freeze()
             use_huge_pages()
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -87,9 +88,9 @@ def serve(config: dict[str, Any]) -> NoReturn:
 
 
 def _watch(control: Channel) -> None:
-    """Fork a process that ends this one's group, itself included, should this one end without doing so.
+    """Fork a process that kills this process's group if this process ends without cleaning up.
 
-    A process that loads a target may be killed, or kill itself, when that has started others already.
+    A process that loads a target may die after the target has already started others.
     """
     host = os.getpid()
     if os.fork() == 0:
@@ -103,7 +104,7 @@ def _watch(control: Channel) -> None:
 
 
 def _measure(target: Target, config: dict[str, Any]) -> Measure | None:
-    """What notes which lines are reached, if that was asked for; raises `TargetRefused`."""
+    """The measure of reached lines, or None without --coverage. Raises `TargetRefused`."""
     if config["measured"] is None:
         return None
     return Measure(find(own_of(config["target"], getattr(target, "plugin", None), config["measured"])))
@@ -118,7 +119,7 @@ def _serve_connections(
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # From here on the closed control channel tells that the parent has ended, and leaves time to clean up.
+    # From here on, a closed control channel means that the parent has ended. That leaves time to clean up.
     _prctl(_DIE_WITH_PARENT, 0)
     control.send({"ready": str(folder / "host.sock")})
     while True:
@@ -127,7 +128,7 @@ def _serve_connections(
             os.read(reader, 4096)
             _record_deaths(folder, children)
         if control.connection in events:
-            # The parent does this, too, unless it was killed.
+            # The parent does this, too, but it may have been killed.
             shutil.rmtree(folder.parent, ignore_errors=True)
             return
         if listener in events:
@@ -147,7 +148,7 @@ def _child(target: Target, measure: Measure | None, channel: Channel, host: int,
     status = 1
     try:
         os.setpgid(0, 0)
-        # Elsewhere than on Linux the closed channel has to do.
+        # Other systems than Linux rely on the closed channel.
         _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != host:  # it ended before
             os._exit(1)
@@ -175,17 +176,17 @@ def _child(target: Target, measure: Measure | None, channel: Channel, host: int,
 
 
 def _serve_session(target: Target, channel: Channel, measure: Measure | None) -> None:
-    asked = Measured(target, measure) if measure else target
+    performer = Measured(target, measure) if measure else target
     while True:
         request = channel.receive()
         if measure and "reached" in request:
             channel.send({"reached": measure.new()})
         else:
-            channel.send({"outcome": answer(asked, request["op"], request["args"])})
+            channel.send({"outcome": answer(performer, request["op"], request["args"])})
 
 
 class _Alone:
-    """Refuses to import what a stand-alone program must do without."""
+    """Refuses imports that a stand-alone program must not make."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self._packages = packages
@@ -196,10 +197,10 @@ class _Alone:
 
 
 def _run_program(path: Path, target_name: str) -> int:
-    """Run a stand-alone program as the interpreter would: its exit code.
+    """Run a stand-alone program as the interpreter would. Returns its exit code.
 
-    Nothing of the suite is importable for it; what it imports of the target is there already, which is all
-    that tells this process from a new interpreter.
+    The program cannot import the suite. The process differs from a new interpreter only because the target's
+    modules are already imported.
     """
     unwanted = [package for package in _NOT_FOR_PROGRAMS if package != target_name.partition(".")[0]]
     for name in [name for name in sys.modules if name.partition(".")[0] in unwanted]:
@@ -222,22 +223,22 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # the target's own stream, or a closed one
+        except Exception:  # a stream of the target's own, or a closed one
             pass
 
 
 def describe(target: Target) -> Message:
-    """What the runner and the strategies need to know of a target, as plain data, without its threads.
+    """What the runner and the strategies need to know about a target, as plain data, without `threads`.
 
     Raises:
-        NotJudged: the target does not describe itself, or not in the way that the protocol asks for.
+        NotJudged: the target does not describe itself as the protocol requires.
     """
     specs, registry = getattr(target, "specs", None), getattr(target, "registry", None)
     for attribute in ("name", "version"):
         text = getattr(target, attribute, None)
         if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
             raise NotJudged(
-                f"the {attribute} of {type(target).__name__!r}, which the factory gave, is {_short(text)}, "
+                f"the factory returned a {type(target).__name__!r} whose {attribute} is {_short(text)}, "
                 f"not a string of 1 to {_LONGEST_NAME} printable characters"
             )
     return {
@@ -277,7 +278,7 @@ def _short(value: object) -> str:
 
 
 def parts(target: Target) -> list[str]:
-    """The parts of the target, each followed by those operations of the protocol that it has."""
+    """The parts of the target, each followed by the operations of the protocol that it implements."""
     found = []
     for part in PARTS:
         offered = getattr(target, part, None)
@@ -292,7 +293,7 @@ def _torch_version() -> str:
 
 
 def _devices() -> list[str]:
-    """The kinds of devices that tensors can be on. For children alone: CUDA does not outlive a fork."""
+    """The devices on which tensors can be. Call it in children only: CUDA does not survive a fork."""
     torch = sys.modules.get("torch")
     return ["cpu", *["cuda"] * bool(torch and torch.cuda.is_available())]
 
@@ -303,7 +304,7 @@ def _thread_count() -> int:
 
 
 def _record_deaths(folder: Path, children: set[int]) -> None:
-    """Leave how each ended child ended where whoever was talking to it can read it; end what it started."""
+    """Write for each ended child how it ended, for the session to read, and kill what the child started."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -324,7 +325,7 @@ def _record_deaths(folder: Path, children: set[int]) -> None:
 
 
 def _end_children() -> None:
-    """End every process that was started from this one, orphans included."""
+    """Kill every process that was started from this one, orphans included."""
     for _ in range(100):
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -1,4 +1,4 @@
-"""Start and stop hosts: one process per set of interpreter flags that has imported the target."""
+"""Start and stop hosts: for each set of interpreter flags, a process that has imported the target."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SYMBOLIC_PACKAGES = (
     "typing_extensions",
     "packaging",
 )
-"""What the backend `crosshair` needs besides."""
+"""The packages that the backend `crosshair` needs in addition."""
 
 LOAD_PATIENCE = 10
 """How many operation time-outs a target may take to import."""
@@ -52,21 +52,21 @@ STOP_SECONDS = 3.0
 """How long a host may take to end its children and itself."""
 
 LONGEST_FOLDER = 60
-"""Bytes of a folder's path that leave room for a socket's in it: the system allows about a hundred."""
+"""The longest path of a folder for sockets, in bytes: a socket's path may have about a hundred."""
 
 
 class TargetFailed(Exception):
-    """The target could not be loaded, with a paragraph that says why."""
+    """The target could not be loaded. The message is a paragraph that says why."""
 
 
 @dataclass(frozen=True)
-class Worker:
-    """How to run the target: what to load, in which interpreter, with which import paths.
+class Launch:
+    """How to start the target: its name, the interpreter, and the import paths.
 
-    `timeout` is the longest an operation may take, in seconds. `stubs` are packages for hardware that is not
-    there, in whose place a plugin finds mocks. `measured` are the modules of which is told what was reached;
-    none for the target's own, None where nothing is measured. `symbolic` lends what the backend `crosshair`
-    needs.
+    `timeout` is the longest time for an operation, in seconds. `stubs` are packages for hardware that this
+    machine lacks; a plugin gets mocks instead. `measured` are the modules whose reached lines are collected:
+    an empty tuple means the target's own modules, and None means that nothing is measured. `symbolic` makes
+    the packages importable that the backend `crosshair` needs.
     """
 
     target: str
@@ -79,12 +79,12 @@ class Worker:
 
     @property
     def import_paths(self) -> list[str]:
-        """Folders in front of the interpreter's own; an external target may lie in the current one."""
+        """Folders that come before the interpreter's own. An external target may be in the current folder."""
         here = [os.getcwd()] if is_external(self.target) else []
         return [*(os.path.abspath(path) for path in self.paths), *here]
 
     def environment(self) -> dict[str, str]:
-        """Environment of hosts and programs: the same hashes every time, no thread pools, no chatter."""
+        """Environment of hosts and programs: fixed hashes, no thread pools, few log messages."""
         inherited = os.environ.get("PYTHONPATH")
         return {
             **os.environ,
@@ -97,9 +97,9 @@ class Worker:
 
 @dataclass
 class Host:
-    """A running host. `address` is where sessions and units connect, once `ready` has returned."""
+    """A running host. Sessions and units connect to `address`, which is set once `ready` has returned."""
 
-    worker: Worker
+    worker: Launch
     flags: tuple[str, ...]
     folder: Path
     prepare: str = ""
@@ -111,7 +111,7 @@ class Host:
     _stopped: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        temporary = self.folder / "tmp"  # so that nothing is left of what gets killed
+        temporary = self.folder / "tmp"  # so that killed processes leave no files behind
         temporary.mkdir(parents=True)
         near, far = socket.socketpair()
         reading, writing = os.pipe()
@@ -121,7 +121,7 @@ class Host:
             "target": self.worker.target,
             "stubs": list(self.worker.stubs),
             "measured": measured,
-            # What measures has to be what reads it: the interpreter may have another version.
+            # Measure with the same version of `coverage` that reads the result.
             "own": package_folders((*OWN_PACKAGES, *MEASURING_PACKAGES * (measured is not None))),
             "lent": package_folders(LENT_PACKAGES + SYMBOLIC_PACKAGES * self.worker.symbolic),
             "control": far.fileno(),
@@ -185,7 +185,9 @@ class Host:
             reply = channel.receive()
         except EOFError:
             how = end_of(Path(self.address), pid)
-            raise TargetFailed(self._paragraph(f"its process ended describing itself ({how})")) from None
+            raise TargetFailed(
+                self._paragraph(f"its process ended while it described itself ({how})")
+            ) from None
         finally:
             channel.close()
         if "failed" in reply:
@@ -200,12 +202,12 @@ class Host:
         return f"{text}\nIts last output:\n{output[-1500:]}" if output else text
 
     def stop(self) -> None:
-        """End the host and every child of it."""
+        """Stop the host and all its children."""
         if self._stopped:
             return
         self._stopped = True
         self._control.close()
-        # One that loads a target does not listen, and is not waited for.
+        # While a host loads its target it does not listen, so waiting would not help.
         deadline = time.monotonic() + (STOP_SECONDS if self._loaded else 0)
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -217,7 +219,7 @@ class Host:
 
 
 def package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """The folder each package is imported from here."""
+    """The folder from which this process imports each package."""
     folders = {}
     for name in names:
         spec: Any = importlib.util.find_spec(name)
@@ -231,7 +233,7 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
 class RunningHosts(dict[str, Host]):
     """The host for each set of interpreter flags."""
 
-    def __init__(self, worker: Worker, folder: Path, prepare: str = "") -> None:
+    def __init__(self, worker: Launch, folder: Path, prepare: str = "") -> None:
         super().__init__()
         self._worker = worker
         self._folder = folder
@@ -239,11 +241,11 @@ class RunningHosts(dict[str, Host]):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where those that are loaded listen."""
+        """The addresses of the loaded hosts, by flags."""
         return {flags: host.address for flags, host in [*self.items()] if host.address}
 
     def start(self, flag_sets: Iterable[str]) -> None:
-        """Start those that are not running, side by side. Raises `TargetFailed`."""
+        """Start the missing hosts, in parallel. Raises `TargetFailed`."""
         new = [flags for flags in flag_sets if flags not in self]
         for flags in new:
             folder = self._folder / str(len(self))
@@ -253,8 +255,8 @@ class RunningHosts(dict[str, Host]):
 
 
 @contextmanager
-def running_hosts(worker: Worker, flag_sets: Iterable[str], prepare: str = "") -> Iterator[RunningHosts]:
-    """Hosts for each set of interpreter flags, loaded side by side; gone afterwards with all they started.
+def running_hosts(worker: Launch, flag_sets: Iterable[str], prepare: str = "") -> Iterator[RunningHosts]:
+    """Start a host for each set of interpreter flags, in parallel. Afterwards, stop all their processes.
 
     `prepare` names a function (see `names.py`) that each host calls with its folder before it forks.
 

@@ -15,5 +15,5 @@ _COLOURS = {
 
 
 def badge(verdict: Verdict) -> dict[str, Any]:
-    """What shields.io takes from an endpoint."""
+    """The badge, in the format of a shields.io endpoint."""
     return {"schemaVersion": 1, "label": "kvref", "message": verdict.value, "color": _COLOURS[verdict]}

@@ -1,4 +1,4 @@
-"""Tell how fast targets are: tables on a terminal, and as a page of Markdown."""
+"""Show how fast targets are: tables for a terminal, and a page of Markdown."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from kvref_conformance.report.text import visible
 
 _HEAD = """# Figures: tensors on {device}
 
-Made by `{command}`; not to be edited. What each benchmark does, and how to read its table, is told in
-[benchmarks.md](benchmarks.md).
+Made by `{command}`; do not edit it. For what each benchmark does and how to read its table,
+see [benchmarks.md](benchmarks.md).
 """
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 _MOST = 3
-"""Cases that are named of those that were left out for one reason."""
+"""How many of the cases that are left out for the same reason are named."""
 
 Limits = Mapping[str, Timed]
-"""What was timed of limits, by the key of the case."""
+"""The results of limits, by the key of the case."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, whatever they are shown on."""
+    """Rows of cells, for a terminal or a page."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: Sequence[int] = (0,)
-    """Columns that are no numbers."""
+    """The columns that hold words, not numbers."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """What is told of one benchmark."""
+    """The results of one benchmark."""
 
     title: str
     tables: Sequence[Table]
@@ -51,25 +51,27 @@ class Section:
 
 
 def about(environment: Environment) -> list[str]:
-    """What was timed on what, a line each."""
+    """Lines about the targets, the machine and the way of timing."""
     labels = [*environment["targets"]]
     lines = [
         f"{label}: {each['name']} {each['version']}, Python {each['python']}, torch {each['torch']}"
         for label, each in environment["targets"].items()
     ]
     lines.append(f"{environment['cpu']}, {environment['cpus']} CPUs; tensors on {environment['device']}")
-    lines.append(f"medians of {environment['rounds']} rounds; half of them are within ±, or the brackets")
+    lines.append(
+        f"medians of {environment['rounds']} rounds; half of the rounds lie within ±, or within the brackets"
+    )
     if environment["way"] != NATIVE:
-        lines.append("by operations of the parts, so that what these convert is timed, too")
+        lines.append("timed through the operations of the parts, so their conversions are timed, too")
     if len(labels) == 2:
         lines.append(f"ratio: {labels[1]} over {labels[0]}; below 1, {labels[1]} is faster")
     if environment["load"] > environment["cpus"] / 2:
-        lines.append(f"the machine was busy when this began (load {environment['load']:.1f})")
+        lines.append(f"the machine was busy when the benchmark began (load {environment['load']:.1f})")
     return lines
 
 
 def section(benchmark: Benchmark, timed: Sequence[Timed], limits: Limits) -> Section:
-    """The cases of one benchmark."""
+    """The section for the cases of one benchmark."""
     tables = [_figures(timed, limits), *_growth(benchmark, timed)]
     return Section(f"{benchmark.name}: {benchmark.operation}", tables, [*_notes(timed)])
 
@@ -80,34 +82,34 @@ def sections(timed: Sequence[Timed], limits: Limits) -> Iterator[Section]:
         yield section(same[0].case.benchmark, same, limits)
 
 
-def render(told: Section, printer: Printer) -> None:
-    """Print it."""
-    printer.line(told.title, style="bold")
-    for table in told.tables:
+def render(results: Section, printer: Printer) -> None:
+    """Print the results of a benchmark."""
+    printer.line(results.title, style="bold")
+    for table in results.tables:
         shown = RichTable(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
         for place, name in enumerate(table.head):
             shown.add_column(printer.text(name), justify="left" if place in table.words else "right")
         for row in table.rows:
             shown.add_row(*map(printer.text, row))
         printer.table(shown)
-    for note in told.notes:
+    for note in results.notes:
         printer.line(note)
     printer.blank()
 
 
 def page(timed: Sequence[Timed], limits: Limits, environment: Environment, command: str) -> str:
-    """All of it as Markdown."""
+    """The whole page, in Markdown."""
     lines = [
         _HEAD.format(command=command, device=_cell(environment["device"])),
         *(f"* {_cell(line)}" for line in about(environment)),
         "",
     ]
-    for told in sections(timed, limits):
-        lines += [f"## {told.title}", ""]
-        for table in told.tables:
+    for results in sections(timed, limits):
+        lines += [f"## {results.title}", ""]
+        for table in results.tables:
             rules = ["---" if place in table.words else "--:" for place in range(len(table.head))]
             lines += [_row(table.head), f"|{'|'.join(rules)}|", *map(_row, table.rows), ""]
-        lines += [*(f"* {_cell(note)}" for note in told.notes), *[""] * bool(told.notes)]
+        lines += [*(f"* {_cell(note)}" for note in results.notes), *[""] * bool(results.notes)]
     return "\n".join(lines)
 
 
@@ -120,7 +122,7 @@ def _cell(text: str) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """With three digits, in the unit that fits."""
+    """A time with three digits, in the unit that fits."""
     unit, name = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{seconds / unit:.3g} {name}"
 
@@ -169,7 +171,7 @@ def _times(ratio: float) -> str:
 
 
 def _of_limit(timed: Timed, labels: Sequence[str], limits: Limits) -> str:
-    """How many times as long as the limit it takes."""
+    """The median as a multiple of the limit, for each target."""
     limit = timed.case.limit
     reached = limit and limits.get(Case.key_of(limit.benchmark, limit.params))
     if not limit or not reached:
@@ -183,7 +185,7 @@ def _of_limit(timed: Timed, labels: Sequence[str], limits: Limits) -> str:
 
 
 def _growth(benchmark: Benchmark, timed: Sequence[Timed]) -> Iterator[Table]:
-    """How many times as long it takes as at the smallest size."""
+    """The medians as multiples of the median at the smallest size."""
     name = benchmark.growth
     sizes = sorted({each.case.params[name] for each in timed}) if name else []
     if name is None or len(sizes) < 2:
@@ -199,7 +201,7 @@ def _growth(benchmark: Benchmark, timed: Sequence[Timed]) -> Iterator[Table]:
 
 @dataclass(frozen=True)
 class Line:
-    """How long something takes by its size; `others` are the other parameters."""
+    """Seconds by size; `others` are the other parameters."""
 
     label: str
     others: tuple[str, ...]
@@ -210,19 +212,19 @@ class Line:
 
 
 def lines_of(timed: Sequence[Timed]) -> list[Line]:
-    """The medians by size, of each target and all other parameters, where there are several sizes."""
+    """The medians by size, for each target and each choice of the other parameters."""
     size = timed[0].case.benchmark.growth
     found: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
     for each in timed:
-        others = (*_told(each, timed, without=size),)
+        others = (*_different(each, timed, without=size),)
         for label in each.rounds:
             if size is not None:
                 found.setdefault((label, others), {})[each.case.params[size]] = each.median(label)
     return [Line(*key, seconds) for key, seconds in found.items() if len(seconds) > 1]
 
 
-def _told(one: Timed, among: Sequence[Timed], without: str | None = None) -> list[str]:
-    """The parameters of a case in which it differs from some of the others."""
+def _different(one: Timed, among: Sequence[Timed], without: str | None = None) -> list[str]:
+    """The parameters in which a case differs from some of the others."""
     return [
         f"{name}={_value(value)}"
         for name, value in one.case.params.items()
@@ -236,15 +238,15 @@ def _notes(timed: Sequence[Timed]) -> Iterator[str]:
         for label, reason in each.left_out.items():
             reasons.setdefault((label, reason), []).append(each)
     for (label, reason), cases in reasons.items():
-        where = [", ".join(_told(each, timed)) for each in cases]
+        where = [", ".join(_different(each, timed)) for each in cases]
         at = "" if len(cases) == len(timed) else f" at {'; '.join(where[:_MOST])}"
         more = f" and {len(where) - _MOST} more" if at and len(where) > _MOST else ""
         yield f"{label} is left out{at}{more}: {reason}"
     for each in timed:
         if each.bytes:
-            at = ", ".join(_told(each, timed)) or "all"
-            told = [f"{label} {size / 1e6:.3g} MB" for label, size in each.bytes.items()]
-            yield f"memory at {at}: {', '.join(told)}"
+            at = ", ".join(_different(each, timed)) or "all"
+            sizes = [f"{label} {size / 1e6:.3g} MB" for label, size in each.bytes.items()]
+            yield f"memory at {at}: {', '.join(sizes)}"
         if each.unequal:
-            at = ", ".join(_told(each, timed)) or "all"
-            yield f"no ratio at {at}, since they do not do the same: {each.unequal}"
+            at = ", ".join(_different(each, timed)) or "all"
+            yield f"no ratio at {at}, since the targets did different work: {each.unequal}"

@@ -17,7 +17,7 @@ _UNJUDGED = (Status.NOT_APPLICABLE, Status.DECLARED_GAP)
 
 @dataclass(frozen=True)
 class Cell:
-    """The worst state of any subject, and a text with the number of subjects in it."""
+    """The worst state of any subject, and a text that counts the subjects in that state."""
 
     state: Status
     text: str

@@ -1,4 +1,4 @@
-"""Tell which lines of the target's own files no law reached: as data and as a page."""
+"""Show which lines of the target's own files no law reached: as data and as a page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def heading(result: Result, reached: Reached) -> str:
 
 
 def percent(lines: int, reached: int) -> str:
-    """Rounded down, so that only all are 100."""
+    """The percentage, rounded down, so that 100% means all."""
     return f"{100 * reached // lines}%" if lines else "-"
 
 
@@ -56,21 +56,21 @@ def places(file: FileReached) -> list[str]:
 
 def remarks(reached: Reached) -> list[str]:
     """What the table leaves out, and what it may miss."""
-    told = {
-        "never loaded, so that none of it was reached, and not counted": (reached.not_loaded, "files"),
-        "not to be read as Python here, and not counted": (reached.unread, "files"),
-        "ended early, so that what they reached may be missing": (reached.ended_early, "units of work"),
+    groups = {
+        "never loaded, so not reached and not counted": (reached.not_loaded, "files"),
+        "not readable as Python here, so not counted": (reached.unread, "files"),
+        "ended early, so some lines that they reached may be missing": (reached.ended_early, "units of work"),
     }
-    found = [] if reached.files else ["no file was loaded that has functions written in Python"]
+    found = [] if reached.files else ["no file with Python functions was loaded"]
     return found + [
         f"{what}: {', '.join(names) if len(names) <= _FEW else f'{len(names)} {kind}'}"
-        for what, (names, kind) in told.items()
+        for what, (names, kind) in groups.items()
         if names
     ]
 
 
 def coverage_page(result: Result, reached: Reached) -> str:
-    """Markdown: every file, with what was not reached, and which law reached what."""
+    """The page, in Markdown: what was not reached in each file, and which law reached what."""
     target = result.target
     title = heading(result, reached)
     lines = [
@@ -100,7 +100,7 @@ def _row(file: FileReached) -> str:
 
 
 def _by_law(file: FileReached) -> list[str]:
-    """An item for each set of lines: laws that one unit of work feeds reach the same."""
+    """An item for each set of lines, because laws of the same unit of work reach the same lines."""
     laws: dict[frozenset[int], list[str]] = {}
     for law, lines in file.laws.items():
         laws.setdefault(lines, []).append(law)
@@ -120,13 +120,13 @@ def _code(name: str) -> str:
 
 
 def by_area(reached: Reached, areas: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """For each area of laws how many lines they reached, and how many of them no other area did."""
+    """For each area of laws: how many lines it reached, and how many of them no other area reached."""
     found: dict[str, set[tuple[str, int]]] = {}
     for file in reached.files:
         for law, lines in file.laws.items():
             found.setdefault(areas[law], set()).update((file.name, line) for line in lines)
-    told = {}
+    counts = {}
     for area, own in found.items():
         others = set().union(*(found[other] for other in found if other != area))
-        told[area] = (len(own), len(own - others))
-    return told
+        counts[area] = (len(own), len(own - others))
+    return counts

@@ -1,4 +1,4 @@
-"""Show what has changed between two reports: on a terminal, and for a pull request."""
+"""Show what changed between two reports: on a terminal, and for a pull request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kvref_conformance.report.text import visible
 _TITLES = {
     Kind.BROKEN: "newly broken",
     Kind.STALE: "newly stale",
-    Kind.OPEN: "not judged to the end",
+    Kind.OPEN: "not judged completely",
     Kind.KNOWN: "newly known",
     Kind.UNJUDGED: "no longer judged",
     Kind.GONE: "disappeared",
-    Kind.MENDED: "mended",
+    Kind.MENDED: "fixed",
     Kind.JUDGED: "judged now",
     Kind.NEW: "appeared",
 }
@@ -35,7 +35,7 @@ _MOST_BETTER = 10
 
 
 def render_diff(diff: Diff, console: Console) -> None:
-    """Print in what the reports differ, what changed, the counts, and the verdicts last."""
+    """Print how the checks differ, what changed, the counts, and the verdicts last."""
     printer = Printer(console)
     for condition in diff.conditions:
         printer.line("differs", style="yellow", after=f"  {_condition(condition)}")
@@ -63,13 +63,13 @@ def render_diff(diff: Diff, console: Console) -> None:
 
 
 def markdown(diff: Diff) -> str:
-    """A summary for a pull request. All that comes from a target is in code spans."""
+    """A summary for a pull request, in Markdown. Texts from a target are in code spans."""
     old, new = diff.old["verdict"], diff.new["verdict"]
     target = diff.new["target"]
     name = _code(" ".join(filter(None, (target["name"], target["version"], target["plugin"]))))
     lines = [f"### kvref: {new}", "", f"{name}, before: {old}. {_conclusion(diff).capitalize()}.", ""]
     if diff.conditions:
-        lines += ["The reports were not made alike:", ""]
+        lines += ["The two checks differ:", ""]
         lines += [f"* {_code(_condition(condition))}" for condition in diff.conditions] + [""]
     for worse, kind, changes in _groups(diff):
         lines += [f"#### {_heading(worse, kind, changes).capitalize()}", ""]
@@ -108,7 +108,7 @@ def _became(change: Change) -> str:
 
 
 def _why(change: Change) -> Iterator[tuple[str, str]]:
-    """What a reader needs at once: expected and observed, or the reason."""
+    """Expected and observed, or the reason."""
     row = change.row
     if change.new is Status.BROKEN and row["observed"]:
         yield "expected", visible(row["expected"], _LONGEST_TEXT)
@@ -119,7 +119,7 @@ def _why(change: Change) -> Iterator[tuple[str, str]]:
 
 def _condition(condition: Condition) -> str:
     old, new = (
-        "not told" if value is None else visible(json.dumps(value, sort_keys=True), _LONGEST_TEXT)
+        "not given" if value is None else visible(json.dumps(value, sort_keys=True), _LONGEST_TEXT)
         for value in (condition.old, condition.new)
     )
     return f"{visible(condition.what, _LONGEST_NAME)}: {old} -> {new}"

@@ -1,4 +1,4 @@
-"""Print what a target is, and what of it can be checked."""
+"""Show what a target is, and what can be checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvref_conformance.documents import baseline as baselines
 from kvref_conformance.documents.profile import Profile
 from kvref_conformance.documents.results import Row, Status
 from kvref_conformance.laws import LAWS
-from kvref_conformance.processes.launch import Worker
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.terminal import Invocation, Printer, counts_by_area, laws_by_reason
 from kvref_strategies.workload import Description
 
@@ -23,7 +23,7 @@ _TITLES = {
 
 
 def render_target(
-    worker: Worker,
+    worker: Launch,
     declared: Profile,
     description: Description,
     laws: Sequence[str],
@@ -48,10 +48,10 @@ def render_target(
     item("baseline", known.name or "none shipped for this version")
     item("classes", ", ".join(info["name"] for info in description["classes"]) or "none")
     if description["threads"] > 1:
-        forked = "forked processes have one, and may wait for the others"
+        forked = "a forked process keeps only one of them, and may wait for the others for ever"
         item("threads", f"{description['threads']} run after import: {forked}")
     item("profile", declared.name or "none")
-    for line in declared.told():
+    for line in declared.declarations():
         printer.line(line, indent=2)
     for note in (*(plugin["notes"] if plugin else ()), *declared.notes):
         item("note", note)

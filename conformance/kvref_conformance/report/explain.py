@@ -30,7 +30,7 @@ _LEVELS = {
 
 
 def render_explanation(law: Law, console: Console) -> None:
-    """Print it, part by part. Commands are not folded, so that they can be copied."""
+    """Print the explanation, part by part. Commands stay on one line, so that they can be copied."""
     printer = Printer(console)
     printer.line(law.id, style="bold", after=f"  {law.level}: {_LEVELS[law.level]}")
     printer.line(law.statement, indent=2)

@@ -13,20 +13,20 @@ from kvref_conformance.running.fault_matrix import Fault, Tried, in_order, outco
 
 _HEAD = """# Faults, and the laws that catch them
 
-Made by `{command}`; not to be edited. Each fault breaks the reference in one way; the laws of its area
-judge it, at the depth of a quick check, or at *standard* where that is said. Examples and seconds are those
-of all workloads, one after the other on one core, until its law broke first. What is *reported* is a bug that
-somebody had, and takes several operations to show.
+Made by `{command}`; do not edit it. Each fault breaks the reference in one way. The laws of its area judge
+it at the depth of a quick check, or at *standard* if the row says so. Examples and seconds add up all
+workloads, run one after the other on one core, until the fault's law first broke. A *reported* fault repeats
+a bug from an issue tracker, and takes several operations to show.
 """
 
 _MOST_LINES = 20
-"""Faults that get a line each; more are counted by area."""
+"""At most this many faults get a line each; more are counted by area."""
 
-_TITLES = {False: "One for each law", True: "As bugs that were reported"}
+_TITLES = {False: "One for each law", True: "Reported bugs"}
 
 
 def render_faults(tried: Sequence[Tried], console: Console) -> None:
-    """Print what was missed, a line for each fault (or each area, if there are many), and the counts."""
+    """Print the missed faults, a line for each fault (or area, if there are many), and the counts."""
     printer = Printer(console)
     faults = [each for each in in_order(tried) if each.fault]
     missed = [each for each in faults if not each.as_expected]
@@ -50,7 +50,7 @@ def render_faults(tried: Sequence[Tried], console: Console) -> None:
 
 
 def _check(fault: Fault) -> str:
-    """The command that has the fault judged by its law."""
+    """The command that judges the fault by its law."""
     depth = f" --depth {fault.depth}" if fault.depth != DEPTH else ""
     return f"kvref check {fault.target} --laws {fault.law}{depth}"
 
@@ -67,7 +67,7 @@ def _by_fault(faults: Sequence[Tried]) -> Table:
 
 def _by_area(faults: Sequence[Tried]) -> Table:
     table = _table("area")
-    for column in ("faults", "caught", "by their law alone", "median s", "slowest s"):
+    for column in ("faults", "caught", "only by their law", "median s", "slowest s"):
         table.add_column(column, justify="right", no_wrap=True)
     for area in dict.fromkeys(each.area for each in faults):
         part = [each for each in faults if each.area == area]
@@ -93,11 +93,11 @@ def _table(*names: str) -> Table:
 def _open(tried: Sequence[Tried]) -> Iterator[str]:
     for each in tried:
         for line in each.trial.open:
-            yield f"not judged to the end: {each.name}: {line}"
+            yield f"not judged completely: {each.name}: {line}"
 
 
 def page(tried: Sequence[Tried], command: str) -> str:
-    """Markdown: the faults of each area, and what catches them."""
+    """The page, in Markdown: the faults of each area, and the laws that catch them."""
     lines = [_HEAD.format(command=command), *(f"* {line}" for line in [*_open(tried), *summary(tried)]), ""]
     for reported, title in _TITLES.items():
         part = [each for each in in_order(tried) if each.fault and bool(each.fault.source) is reported]
@@ -126,12 +126,12 @@ def _tables(tried: Sequence[Tried]) -> Iterator[str]:
 
 
 def _others(each: Tried) -> list[str]:
-    """Laws that break, and are not there for this fault."""
+    """The laws that break, besides the one that must catch the fault."""
     return [law for law in each.trial.catches if each.fault is None or law != each.fault.law]
 
 
 def summary(tried: Sequence[Tried]) -> list[str]:
-    """How many were caught, how soon, and what came of the control."""
+    """How many faults were caught and how soon, and the result of the control."""
     lines = []
     for reported, what in ((False, "one for each law"), (True, "as reported")):
         part = [each for each in tried if each.fault and bool(each.fault.source) is reported]
@@ -146,5 +146,5 @@ def summary(tried: Sequence[Tried]) -> list[str]:
     for each in tried:
         if each.fault is None:
             found = ", ".join(each.trial.catches) or "nothing"
-            lines.append(f"the reference as it is: {found} in {each.trial.examples} examples")
+            lines.append(f"the reference without a fault: {found} in {each.trial.examples} examples")
     return lines

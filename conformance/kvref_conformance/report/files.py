@@ -1,4 +1,4 @@
-"""Write a run's result to a directory: report.json and what else there is of it, traces and programs."""
+"""Write the result of a run into a folder: report.json, the page, traces, programs and so on."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from kvref_conformance.report.junit import junit
 from kvref_conformance.report.page import page
 
 _GENERATED = re.compile(r".*-[0-9a-f]{8}\.(json|py)|\..*\.tmp")
-"""Names in traces/ and repro/ that a report may have left: what else lies there is the user's."""
+"""Names in traces/ and repro/ that a report may have left: every other file there is the user's."""
 
 
 def write_report(result: Result, directory: Path, beside: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
-    """Write the whole report and return the files written, report.json first.
+    """Write the whole report. Returns the files that were written, report.json first.
 
     Args:
-        result: what is told.
-        directory: where. It is made, if it is not there.
+        result: the result of a check.
+        directory: the folder of the report. It is created if it does not exist.
         beside: reports of other versions, for a table of laws by version on the page.
 
-    An earlier report in the directory is replaced: traces and programs it alone had are removed.
+    An earlier report in the directory is replaced, and its traces and programs are removed.
 
     Raises:
-        ForeignDirectory: the directory is in other use; it is left as it was.
-        InvalidDocument: the result does not make a valid report; nothing was written.
+        ForeignDirectory: the directory holds other files; nothing was written.
+        InvalidDocument: the report would break its schema; nothing was written.
     """
     contents = _contents(result, beside)
     claim(directory)
     written = [directory / name for name in contents]
-    # report.json goes first: it marks the directory as ours, should this be interrupted.
+    # report.json goes first: it marks the directory as a report even if kvref is interrupted.
     for path, content in zip(written, contents.values(), strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, content)
@@ -80,7 +80,7 @@ def report_document(result: Result) -> dict[str, Any]:
 
 
 def _contents(result: Result, beside: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """Every file of the report, by name. All are made and checked before the first is written."""
+    """Every file of the report, by name. All are built and checked before the first is written."""
     report = report_document(result)
     validate(report, "report")
     contents = {

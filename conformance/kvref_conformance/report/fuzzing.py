@@ -1,4 +1,4 @@
-"""Show a fuzz: a live table on a terminal, else a line now and then; and what it found."""
+"""Show a fuzz: a live table on a terminal, else plain lines; and its findings."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from kvref_conformance.running.fuzz_store import UNFINISHED, Finding, Store, Tal
 _SECONDS_BETWEEN_LINES = 10.0
 _REFRESHES = 2
 _LATEST = 8
-"""Findings that are shown while there may be more."""
+"""The live table shows this many of the latest findings."""
 _WIDTH = 40
-"""Of a column of behaviours."""
+"""Width of a column of behaviours."""
 _STYLES = {
     UNFINISHED: "yellow",
     Status.BROKEN: "bold red",
@@ -91,12 +91,12 @@ class _Plain:
 
 
 def render_fuzz(store: Store, notes: list[str], console: Console, invocation: Invocation) -> None:
-    """Print what was generated and what was found, in all runs in the directory; the next command last."""
+    """Print the counts and findings of all runs in the folder, and the next command last."""
     printer = Printer(console)
     printer.table(_generated(store.tally))
     printer.blank()
     if any(store.tally.behaviours.values()):
-        printer.line(f"of the drawn examples, and of every {SAMPLED}th one made of numbers:")
+        printer.line(f"in the drawn examples, and in every {SAMPLED}th driven example:")
         printer.table(_behaviours(store.tally, console.width))
         printer.blank()
     for finding in store.findings.values():
@@ -113,16 +113,16 @@ def render_fuzz(store: Store, notes: list[str], console: Console, invocation: In
         printer.line(f"note: {note}")
     printer.line(f"{store.target['name']} {store.target['version']}, seed {store.seed}, round {store.round}")
     printer.line(
-        f"{len(store.findings) or 'nothing'} found in {_time(store.seconds)}; kept in {store.directory}"
+        f"{len(store.findings) or 'no'} findings in {_time(store.seconds)}; kept in {store.directory}"
     )
     if traces := [finding.files[0] for finding in store.findings.values() if finding.files]:
         printer.next(invocation.command("replay", str(store.directory / traces[0])))
     else:
-        printer.line("The same command goes on from here.")
+        printer.line("Run the same command again to continue.")
 
 
 def _live(fuzz: Fuzz, console: Console) -> RenderableType:
-    """The findings are above the behaviours, since a small screen has no room for those."""
+    """The live table. Findings come above the behaviours, which may not fit on a small screen."""
     printer, store, tally = Printer(console), fuzz.store, fuzz.tally
     target = f"{store.target['name']} {store.target['version']}"
     left = max(0.0, fuzz.seconds - fuzz.elapsed)
@@ -130,13 +130,13 @@ def _live(fuzz: Fuzz, console: Console) -> RenderableType:
     return Group(
         printer.text(
             f"{target}: {_time(fuzz.elapsed)} gone, {_time(left)} left; round {store.round}, "
-            f"{fuzz.jobs} at a time",
+            f"{fuzz.jobs} processes",
             style="bold",
         ),
         "",
         _generated(tally),
         "",
-        printer.text(f"{len(found)} found, kept in {store.directory}", style="bold"),
+        printer.text(f"{len(found)} findings, kept in {store.directory}", style="bold"),
         *(
             Text.assemble(
                 printer.text(_status(each), style=_STYLES[each.status]),
@@ -150,21 +150,21 @@ def _live(fuzz: Fuzz, console: Console) -> RenderableType:
 
 
 def _generated(tally: Tally) -> Table:
-    """How many examples, and how fast, per second of one process."""
+    """How many examples, and how many operations per second of one process."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("examples of")
+    table.add_column("examples")
     for column in ("number", "operations", "operations/s"):
         table.add_column(column, justify="right")
     for name, examples, steps, seconds in (
-        ("Hypothesis", tally.examples - tally.driven_examples, tally.steps, tally.seconds),
-        ("numbers", tally.driven_examples, tally.driven_steps, tally.driven_seconds),
+        ("drawn", tally.examples - tally.driven_examples, tally.steps, tally.seconds),
+        ("driven", tally.driven_examples, tally.driven_steps, tally.driven_seconds),
     ):
         table.add_row(name, f"{examples:,}", f"{steps:,}", _rate(steps, seconds))
     return table
 
 
 def _behaviours(tally: Tally, width: int) -> Table:
-    """All behaviours, so that those that are never generated are seen."""
+    """All behaviours, also those that never occurred."""
     counted = tally.behaviours
     names = [*BEHAVIOURS, *sorted(name for name in counted if name.startswith(GROUPS))]
     columns = max(1, width // _WIDTH)

@@ -13,7 +13,7 @@ _LONGEST_NAME = 200
 
 
 def junit(result: Result) -> bytes:
-    """The document, encoded. Robustness laws fail a case only where they fail the run."""
+    """The document, encoded. A robustness law fails a case only if it fails the run."""
     counted = {id(row) for row in result.failing}
     areas: dict[str, list[Element]] = {}
     for row in result.rows:

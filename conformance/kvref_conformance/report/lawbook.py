@@ -11,14 +11,14 @@ from kvref_strategies.catalogue import WORKLOADS
 
 _HEAD = """# Laws
 
-Made by `kvref laws --markdown`; change the laws, not this page. A *safety* law is one the engine relies on:
-wrong output, lost memory, a crash or a refused start follows when it breaks. A *robustness* law is good
-behaviour under misuse; `kvref check` fails on it with `--strict` only.
+Made by `kvref laws --markdown`; change the laws, not this page. The engine relies on a *safety* law: if it
+breaks, the engine gives wrong output, leaks memory, crashes or does not start. A *robustness* law asks for
+good behaviour under misuse; it fails `kvref check` with `--strict` only.
 """
 
 
 def laws_page(laws: Iterable[Law]) -> str:
-    """Markdown: the laws by area, each with its reason, its check, its workload and its faults."""
+    """The page, in Markdown: the laws by area, with reason, check, workload and faults."""
     lines = [_HEAD]
     area = ""
     laws = list(laws)
@@ -31,7 +31,7 @@ def laws_page(laws: Iterable[Law]) -> str:
         faults = [f"`{fault.name}`" for fault in faults_of(law) if not fault.source]
         reported = [
             f"* reported as {fault.source}: `{fault.name}`"
-            + (f", found from the depth {fault.depth} on" if fault.depth != "quick" else "")
+            + (f", found at the depth {fault.depth} or deeper" if fault.depth != "quick" else "")
             for fault in faults_of(law)
             if fault.source
         ]
@@ -50,7 +50,7 @@ def laws_page(laws: Iterable[Law]) -> str:
 
 
 def faults_of(law: Law) -> list[Fault]:
-    """The faults that the law must catch: its own first, then those that were reported."""
+    """The faults that the law must catch: first its own, then the reported ones."""
     return [fault for fault in faults() if fault.law == law.id]
 
 

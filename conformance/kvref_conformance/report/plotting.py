@@ -1,4 +1,4 @@
-"""Draw growth curves: seconds by size, a figure for each benchmark that has sizes, in one file."""
+"""Draw growth curves into one file: seconds by size, a figure for each benchmark that has sizes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ SUFFIXES = (".svg", ".png", ".pdf")
 _STYLES = ("-", "--")
 
 _WIDTH, _HEIGHT = 12, 5
-"""Inches of a figure, legend included."""
+"""Size of a figure in inches, with its legend."""
 
 
-_NOTHING = "there is nothing to draw: none of these benchmarks was timed at several sizes"
+_NOTHING = (
+    "there is nothing to draw: none of these benchmarks ran at several sizes; choose others with --only"
+)
 
 
 class CannotPlot(Exception):
-    """Why nothing can be drawn, and what to do."""
+    """Nothing can be drawn. The message says why and what to do."""
 
 
 def check(path: Path, cases: Sequence[Case]) -> None:
-    """Make sure that such a file can be drawn of the cases, once they are timed. Raises `CannotPlot`."""
+    """Raise `CannotPlot` if a plot of these cases cannot be written to this path."""
     if path.suffix not in SUFFIXES:
-        raise CannotPlot(f"{str(path)!r} ends in none of {', '.join(SUFFIXES)}, by which a plot is chosen")
+        raise CannotPlot(f"--plot needs a file that ends in one of {', '.join(SUFFIXES)}, not {str(path)!r}")
     if find_spec("matplotlib") is None:
         raise CannotPlot("--plot needs matplotlib, which comes with the extra: pip install 'kvref[plot]'")
     if all(case.benchmark.growth is None for case in cases):
@@ -37,7 +39,7 @@ def check(path: Path, cases: Sequence[Case]) -> None:
 
 
 def plot(timed: Sequence[Timed], path: Path) -> None:
-    """Raises `CannotPlot` where nothing was timed at several sizes."""
+    """Draw the curves. Raises `CannotPlot` if nothing was timed at several sizes."""
     from matplotlib.figure import Figure
 
     groups = [[*cases] for _, cases in groupby(timed, key=lambda each: each.case.benchmark.name)]
@@ -50,7 +52,7 @@ def plot(timed: Sequence[Timed], path: Path) -> None:
         axes = figure.add_subplot(len(drawn), 1, place)
         series = [*dict.fromkeys(line.others for line in lines)]
         for line in lines:
-            # One colour for the same work; the second target's lines are broken.
+            # The same work has the same colour; the second target's lines are dashed.
             axes.plot(
                 [*line.seconds.keys()],
                 [*line.seconds.values()],

@@ -1,4 +1,4 @@
-"""What a run is doing right now: live on a terminal, else a plain line on stderr now and then."""
+"""Shows what a run is doing: live on a terminal, else a plain line on stderr now and then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_NAME = 60
 
 
 def is_live(console: Console) -> bool:
-    """Whether lines may be drawn again and again: not in a pipe, with TERM=dumb, or with NO_COLOR."""
+    """Whether lines may be redrawn. They may not in a pipe, with TERM=dumb, or with NO_COLOR."""
     return console.is_terminal and not console.is_dumb_terminal and not console.no_color
 
 
@@ -109,5 +109,5 @@ class _Plain:
 
 
 def _share(done: int, units: int) -> str:
-    """How many units are done; of how many, where that is known."""
+    """How many units are done, and of how many if that is known."""
     return f"{done} of {units} units done" if units else f"{done} units done"

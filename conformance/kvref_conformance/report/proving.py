@@ -1,4 +1,4 @@
-"""Print what was proved."""
+"""Print the results of `kvref prove`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDTH = max(map(len, Verdict))
 
 
 def render_proof(proof: Proof, console: Console) -> None:
-    """Print the verdict on a contract; with a counterexample its claim, and a command that shows it."""
+    """Print the verdict on a contract. A counterexample comes with the claim and a command that shows it."""
     printer = Printer(console)
     contract = proof.contract
     seconds = f"  {proof.seconds:.1f} s"
@@ -38,7 +38,7 @@ def render_proof(proof: Proof, console: Console) -> None:
 
 
 def render_count(proofs: Sequence[Proof], console: Console) -> None:
-    """Print how many there are of each verdict."""
+    """Print how many contracts have each verdict."""
     counts = Counter(proof.verdict for proof in proofs)
     listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     Printer(console).line(f"{len(proofs)} contracts: {listed}")

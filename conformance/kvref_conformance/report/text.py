@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def visible(text: str, limit: int = 10_000, encoding: str = "utf-8") -> str:
-    """The text in one line, with all that does not print (control codes, bidi marks, ...) as escapes.
+    """The text on one line, with escapes for all that does not print (control codes, bidi marks, ...).
 
-    The answer is legal in XML and fits the encoding. Of a long text it has the first `limit` characters.
+    The result is legal in XML and fits the encoding. A long text is cut to `limit` characters.
     """
     kept = text if len(text) <= limit else text[: limit - 3] + "..."
     if not kept.isprintable():

@@ -21,7 +21,7 @@ from kvref_conformance.laws.subjects import (
     of_unknown_kind,
     subjects_of,
 )
-from kvref_conformance.processes.launch import RunningHosts, Worker
+from kvref_conformance.processes.launch import Launch, RunningHosts
 from kvref_conformance.processes.session import NotJudged
 from kvref_conformance.running.confirm import Confirmer, death_facet, in_parallel, new_row
 from kvref_conformance.running.dispatch import Effort, Running, Unit, work_off
@@ -93,7 +93,7 @@ class Checker:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Launch,
         hosts: RunningHosts,
         description: Description,
         options: Options,

@@ -13,7 +13,7 @@ from kvref_conformance.documents.results import Row, Status, Trace
 from kvref_conformance.documents.schemas import TRACE
 from kvref_conformance.laws import ANSWERS, LAWS, Law, LawBroken, Runs
 from kvref_conformance.laws.subjects import ALL_OPERATIONS
-from kvref_conformance.processes.launch import LOAD_PATIENCE, RunningHosts, TargetFailed, Worker
+from kvref_conformance.processes.launch import LOAD_PATIENCE, Launch, RunningHosts, TargetFailed
 from kvref_conformance.processes.session import NotJudged, execute, run_program
 from kvref_conformance.running.dispatch import Unit
 from kvref_conformance.running.inherited import same_facet, stock_trace
@@ -53,7 +53,7 @@ def death_facet(unit: Unit) -> str:
 class Confirmer:
     """Confirms the findings of one loaded target. Its methods may run in several threads."""
 
-    def __init__(self, worker: Worker, hosts: RunningHosts, description: Description) -> None:
+    def __init__(self, worker: Launch, hosts: RunningHosts, description: Description) -> None:
         self._worker = worker
         self._running = hosts
         self._description = description

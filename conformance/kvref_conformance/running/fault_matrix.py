@@ -12,7 +12,7 @@ from typing import Any
 
 from kvref_conformance.documents import schemas
 from kvref_conformance.laws import ANSWERS, LAWS
-from kvref_conformance.processes.launch import TargetFailed, Worker
+from kvref_conformance.processes.launch import Launch, TargetFailed
 from kvref_conformance.processes.session import NotJudged
 from kvref_conformance.running.checker import DEPTH, DEPTHS
 from kvref_conformance.running.dispatch import Unit
@@ -133,7 +133,7 @@ def _try(
         return sorted(units, key=lambda unit: fault is None or LAWS[fault.law] not in unit.laws)
 
     try:
-        worker = Worker(fault.target if fault else CONTROL)
+        worker = Launch(fault.target if fault else CONTROL)
         depth = fault.depth if fault else deepest
         with loaded(worker, judges, Silence()) as target:
             return try_on(target, judges, chosen=own_first, depth=depth, seed=seed, stop=stop)

@@ -18,7 +18,7 @@ from kvref_conformance.documents.profile import NO_PROFILE, Profile, choose_prof
 from kvref_conformance.documents.results import Result
 from kvref_conformance.laws import ANSWERS, LAWS, Law
 from kvref_conformance.processes import releases as hosts
-from kvref_conformance.processes.launch import RunningHosts, TargetFailed, Worker, running_hosts
+from kvref_conformance.processes.launch import Launch, RunningHosts, TargetFailed, running_hosts
 from kvref_conformance.processes.names import name_of
 from kvref_conformance.running.checker import Checker, Options, flags_needed
 from kvref_conformance.running.exploring.unit import prepare_host
@@ -86,8 +86,8 @@ def prepare(
     python: str | None,
     paths: Sequence[str],
     stubs: Sequence[str],
-    timeout: float = Worker.timeout,
-) -> tuple[Worker, Profile]:
+    timeout: float = Launch.timeout,
+) -> tuple[Launch, Profile]:
     """How to run the target: by the caller's options first, then by the profile.
 
     Raises `ProfileError`, and `HostError` for a target such as `vllm==0.25.1` that is not prepared.
@@ -104,14 +104,14 @@ def prepare(
         # The caller's folders come first: a plugin, or a patched copy of a module.
         folders += [str(host.folder)] if host.folder else []
     all_stubs = dict.fromkeys([*stubs, *chosen.stubs])
-    return Worker(name, python or sys.executable, tuple(folders), timeout, tuple(all_stubs)), chosen
+    return Launch(name, python or sys.executable, tuple(folders), timeout, tuple(all_stubs)), chosen
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A loaded target with its description."""
 
-    worker: Worker
+    worker: Launch
     hosts: RunningHosts
     description: Description
     profile: Profile = NO_PROFILE
@@ -125,7 +125,7 @@ class Loaded:
 
 @contextmanager
 def loaded(
-    worker: Worker,
+    worker: Launch,
     laws: Sequence[str],
     watcher: Progress,
     profile: Profile = NO_PROFILE,
@@ -140,16 +140,16 @@ def loaded(
     watcher.phase(f"loading {worker.target}")
     needed = dict.fromkeys([*flags_needed(laws, bool(plugin_of(worker.target))), *flags])
     with running_hosts(worker, needed, name_of(prepare_host)) as hosts:
-        told = hosts[""].ask({"kind": "describe"})["description"]
-        if device not in told["devices"]:
+        described = hosts[""].ask({"kind": "describe"})["description"]
+        if device not in described["devices"]:
             raise TargetFailed(
                 f"PyTorch sees no device of the kind {device!r} in the process of {worker.target}, only "
-                f"{', '.join(told['devices'])}"
+                f"{', '.join(described['devices'])}"
             )
-        description = profile.apply(cast(Description, {**told, "device": device}))
+        description = profile.apply(cast(Description, {**described, "device": device}))
         if description["plugin"] is not None:
             hosts.start(flags_needed(laws, True))
-        yield Loaded(worker, hosts, description, profile.beside(told))
+        yield Loaded(worker, hosts, description, profile.beside(described))
 
 
 def choose_baseline(choice: str | None, description: Description) -> Baseline:

@@ -12,11 +12,11 @@ from kvref.target import Target
 
 BUILT_IN = ("reference", "vllm")
 HALVES = ("reference:plain", "reference:fast")
-"""The halves of the reference: `reference` alone has the plain one checked, and the fast one timed."""
+"""The halves of the reference. `reference` alone is the plain one for checks, the fast one for benchmarks."""
 FAST_PARTS = ("pool", "cache", "canonical", "connector")
-"""Those that are others in `reference:fast`."""
+"""The parts that differ in `reference:fast`."""
 DEFAULT_TARGET = "reference"
-"""What is checked when neither the caller nor a profile names a target."""
+"""The target if neither the command line nor a profile names one."""
 
 
 class UnknownTarget(ValueError):
@@ -24,11 +24,11 @@ class UnknownTarget(ValueError):
 
 
 class TargetRefused(Exception):
-    """The target cannot be used, with a paragraph that says why and what to do."""
+    """The target cannot be used. The message says why and what to do."""
 
 
 def check_name(name: str) -> None:
-    """Raises `UnknownTarget` for a name that cannot be a target's."""
+    """Raise `UnknownTarget` if no target can have this name."""
     module, colon, factory = name.partition(":")
     if name in (*BUILT_IN, *HALVES) or plugin_of(name):
         return
@@ -41,7 +41,7 @@ def check_name(name: str) -> None:
 
 
 def without_release(name: str) -> tuple[str, str]:
-    """The target that a name such as `vllm==0.32.0:PLUGIN` is of, and the release, or "" if it names none."""
+    """Split a name such as `vllm==0.32.0:PLUGIN` into `vllm:PLUGIN` and the release, "" if it has none."""
     family, colon, plugin = name.partition(":")
     family, pinned, release = family.partition("==")
     return (f"{family}{colon}{plugin}", release) if pinned and family == "vllm" else (name, "")
@@ -59,7 +59,7 @@ def is_external(name: str) -> bool:
 
 
 def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
-    """Import a target; whatever the import raises comes through.
+    """Import a target. Exceptions of the import are not caught.
 
     `stubs` are packages for hardware that is not there: a plugin finds mocks in their place.
     """

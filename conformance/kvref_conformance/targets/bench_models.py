@@ -1,4 +1,4 @@
-"""Layers as models have them, for whatever needs any."""
+"""Layers as in real models, for benchmarks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FULL = _spec("FullAttentionSpec")
 
 
 def full_of(page: int) -> SpecDescriptor:
-    """Full attention with pages of so many bytes, by blocks of more tokens."""
+    """Full attention with pages of this many bytes. A larger page has more tokens in a block."""
     return _spec("FullAttentionSpec", block_size=BLOCK_SIZE * page // PAGE)
 
 
 SMALL = _spec("FullAttentionSpec", num_kv_heads=1, head_size=8)
-"""Where memory is not to count."""
+"""A small spec, for benchmarks in which memory must not count."""
 
 
 def _window(tokens: int) -> SpecDescriptor:
@@ -46,14 +46,14 @@ GROUPS: dict[str, list[SpecDescriptor]] = {
     "full + window": [FULL, _window(1024)],
     "4 groups": [FULL, *[_window(1024)] * 3],
 }
-"""What a cache manager is made for."""
+"""The groups of a cache manager, by name."""
 
 MODELS: dict[str, list[SpecDescriptor]] = {
     "full": [FULL],
     "full + window": [FULL, *[_window(1024)] * 5],
     "4 specs": [FULL, _window(1024), _window(512), _window(256)],
 }
-"""The specs of a model's layers, over and over."""
+"""The specs of a model's layers. They repeat up to the number of layers."""
 
 
 def layers_of(specs: Sequence[SpecDescriptor], number: int) -> dict[str, SpecDescriptor]:

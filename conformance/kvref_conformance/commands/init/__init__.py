@@ -17,14 +17,24 @@ from kvref_conformance.running.loading import loaded
 @click.command()
 @target_options
 def init(choice: Choice) -> None:
-    """Write a profile for TARGET, kvref.toml, and a workflow for GitHub Actions into the current folder.
+    """Write a profile (kvref.toml) and a workflow for GitHub Actions for TARGET.
 
-    TARGET is loaded, to see that it can be, and what has to be said of it. What is there is left as it is.
+    Run it in the root of your repository. kvref loads TARGET to find out what its profile must declare.
+    Existing files stay unchanged.
+
+    \b
+    Examples:
+      kvref init acme.kv:target
+      kvref init vllm==0.32.0:acme --stub acmert --path build/plugin
+
+    \b
+    Exit codes:  0  done; the output lists the files
+                 2  bad usage, or the profile or the target cannot be used
     """
     worker, declared = choice.prepare()
     with progress(open_console(stderr=True)) as watcher, loaded(worker, (), watcher, declared) as one:
-        asked = declared.target if choice.target in (None, declared.label) else choice.target
-        wanted = Wanted(asked or worker.target, worker.stubs, (*choice.paths, *declared.paths))
+        name = declared.target if choice.target in (None, declared.label) else choice.target
+        wanted = Wanted(name or worker.target, worker.stubs, (*choice.paths, *declared.paths))
         made = start(Path(), wanted, one.description)
     for path in made.written:
         click.echo(f"written      {path}")

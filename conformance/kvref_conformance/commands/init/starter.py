@@ -23,7 +23,7 @@ WORKFLOW = Path(".github", "workflows", "kvref.yml")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is said of the target, on the command line or in a profile."""
+    """How to find the target, from the command line or a profile."""
 
     target: str
     stubs: Sequence[str] = ()
@@ -32,14 +32,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Made:
-    """What was written, and what was there and is left as it was."""
+    """The files that were written, and those that already existed."""
 
     written: list[Path]
     kept: list[Path]
 
 
 def start(folder: Path, wanted: Wanted, description: Description) -> Made:
-    """Write what is not there yet. No file is ever overwritten."""
+    """Write the files that do not exist yet. No file is ever overwritten."""
     made = Made([], [])
     # A profile may be in pyproject.toml as well.
     there = find(folder)
@@ -52,21 +52,21 @@ def start(folder: Path, wanted: Wanted, description: Description) -> Made:
 
 
 def profile(wanted: Wanted, description: Description) -> str:
-    """A profile with what is known, and with what has to be filled in as comments."""
+    """A profile with the known values. Comments show what you have to fill in."""
     layers = [info for info in judged(description) if info["role"] == "layer"]
     missing = {info["name"]: fields for info in layers if (fields := missing_fields(info))}
     return _templates().get_template("kvref.toml.jinja").render(wanted=wanted, missing=missing)
 
 
 def workflow(wanted: Wanted) -> str:
-    """A workflow for GitHub Actions: check, and tell what has changed since the main branch."""
+    """A workflow for GitHub Actions: check, and show what changed since the main branch."""
     _, release = without_release(wanted.target)
     template = _templates().get_template("kvref.yml.jinja")
     return template.render(version=kvref.__version__, release=release, paths=wanted.paths)
 
 
 def badge(repository: str = "OWNER/REPOSITORY") -> str:
-    """Markdown for a README, once `badge.json` of a report is where shields.io can read it."""
+    """Markdown for a README. It works once shields.io can read the `badge.json` of a report."""
     where = f"https://raw.githubusercontent.com/{repository}/kvref-badge/badge.json"
     return f"![kvref](https://img.shields.io/endpoint?url={where})"
 

@@ -1,7 +1,7 @@
 """How a stand-alone program performs its operations and judges them. Standard library alone.
 
-`writer.py` copies the functions of this module into programs: `main_in_process` where one plain run is
-enough, `main_in_children` where runs need flags or a process of their own, or may end it.
+`writer.py` copies the functions of this module into programs: `main_in_process` if one plain run is enough,
+`main_in_children` if runs need interpreter flags or their own process, or may end it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvref_conformance.processes.exit_codes import how_it_ended
 
 Function = Callable[..., Any]
 Operations = Sequence[tuple[str, dict[str, Any]]]
-"""What one run does: the name of each operation and its arguments."""
+"""The operations of a run: name and arguments."""
 
 Runs = Sequence[tuple[Sequence[str], Operations]]
 """Interpreter flags and operations of each run."""
@@ -33,7 +33,7 @@ START_SECONDS = 600  # for a child to start and import the target
 
 
 def perform_operation(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What the operation answers, as plain data."""
+    """The outcome of the operation, as plain data."""
     try:
         outcome = {"value": function(**deepcopy(dict(arguments)))}
     except Exception as error:
@@ -48,7 +48,7 @@ def conclude(
     check: Callable[[list[list[dict[str, Any]]]], int],
     observe: Callable[[], list[list[dict[str, Any]]]],
 ) -> NoReturn:
-    """Perform, print, judge; exit 1 when the law is broken, 0 when it holds, 2 otherwise."""
+    """Perform, print, judge. Exit with 1 if the law is broken, 0 if it holds, 2 otherwise."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -67,18 +67,18 @@ def conclude(
         else:
             print(f"\nHOLDS {law}: {statement}\n  judgements made: {judgements}")
             status = 0
-    except BaseException:  # SystemExit included: the target's exit code is not ours
+    except BaseException:  # SystemExit, too: the target's exit code is not the program's
         for line in traceback.format_exc().splitlines():
             print(printable(line), file=sys.stderr)
         status = 2
     sys.stdout.flush()
     sys.stderr.flush()
-    atexit.register(os._exit, status)  # exit handlers of the target must not change the answer
+    atexit.register(os._exit, status)  # exit handlers of the target must not change the exit code
     sys.exit(status)
 
 
 def printable(text: str) -> str:
-    """On one line, with escapes for what would do something to a terminal: the text may be the target's."""
+    """The text on one line, with escapes for control characters: it may come from the target."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
@@ -111,7 +111,7 @@ def main_in_children(
     runs: Runs,
     timeout: float,
 ) -> NoReturn:
-    """Run this file again for each run, there to arrive at `run_as_child`."""
+    """Start this file again for each run; the child calls `run_as_child`."""
 
     def observe() -> list[list[dict[str, Any]]]:
         return [observe_child(number, flags, run, timeout) for number, (flags, run) in enumerate(runs)]
@@ -120,7 +120,7 @@ def main_in_children(
 
 
 def run_as_child(functions: Mapping[str, Function], runs: Runs) -> NoReturn:
-    """Write a line before and a line after each operation, so that a death is laid at its door."""
+    """Perform a run. A line before and after each operation shows during which one the process died."""
     number, journal_path = sys.argv[2:]
     _, run = runs[int(number)]
     with open(journal_path, "a", encoding="ascii") as journal:
@@ -128,14 +128,14 @@ def run_as_child(functions: Mapping[str, Function], runs: Runs) -> NoReturn:
             print(json.dumps({"op": name}), file=journal, flush=True)
             try:
                 after = {"outcome": perform_operation(functions[name], arguments)}
-            except Exception as error:  # not plain data, say
+            except Exception as error:  # for example, not plain data
                 after = {"failed": {"message": repr(error)}}
             print(json.dumps(after), file=journal, flush=True)
     os._exit(0)
 
 
 def observe_child(number: int, flags: Sequence[str], run: Operations, timeout: float) -> list[dict[str, Any]]:
-    """The events of a run in a child; the operation that ends the child has `died` for an outcome."""
+    """The events of a run in a child. The operation that ends the child has the outcome `died`."""
     lines: list[bytes] = []
     rest = b""
     how = ""

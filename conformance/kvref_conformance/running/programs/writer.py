@@ -1,13 +1,13 @@
-"""Stand-alone programs: what shows a broken law to somebody who has nothing but the target.
+"""Write stand-alone programs, which show a broken law to people who have only the target.
 
-A program holds the source of the native operations it uses, the operations as literal data, and the source
-of the law's own check, so that program and check cannot drift apart. It exits 1 when the law is broken, 0
-when it holds, 2 when neither could be found out (the target cannot be imported, say).
+A program contains the source of the native operations it uses, the operations as literal data, and the source
+of the law's own check, so that program and check cannot differ. It exits with 1 if the law is broken, with 0
+if it holds, and with 2 if it cannot find out (because the target cannot be imported, for example).
 
-Source is collected by reading, never by importing: native operations import their target at the top.
-What is understood is plain top-level code. Refused with `ProgramError`: an inlined module imported whole, or
-inside a function; star imports; two modules that mean different things by one name. Calls at the top level
-of a module (registering something, say) are left behind.
+The writer reads source and never imports it, because native operations import their target at the top. It
+understands plain top-level code. It raises `ProgramError` for an inlined module that is imported as a whole
+or inside a function, for star imports, and for two modules that give one name different meanings. It leaves
+out calls at the top level of a module, such as registrations.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ RUNTIME = "kvref_conformance.running.programs.runtime"
 PLUGINS = "kvref_conformance.targets.plugins"
 WIDTH = 100
 MODULE_NAMES = {"__name__", "__file__"}
-# Dataclasses look these up in annotations, even in those that are strings.
+# Dataclasses look for these in annotations, even if annotations are strings.
 MEANT_IN_ANNOTATIONS = {"ClassVar", "InitVar", "KW_ONLY"}
 
 
 class ProgramError(ValueError):
-    """No program can be made from this source or trace."""
+    """No program can be written from this source or trace."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Source:
 
 
 def collect(sources: Sequence[Source], *, inline: Sequence[str] = INLINE) -> str:
-    """Source of the definitions and of everything they use; imports of modules outside `inline` stay."""
+    """The source of the definitions and of everything they use. Imports of modules outside `inline` stay."""
     closure = _Closure(inline)
     for source in sources:
         closure.add(source.module, source.name)
@@ -80,14 +80,14 @@ def stand_alone_program(
 ) -> str:
     """The program that performs the trace and judges it with the law.
 
-    `operations` tells the native function of an operation (`LookupError` for an unknown one), or is
-    `"pkg.module:factory"` for a target whose parts are asked directly. A native function whose name means
-    something else, too, is called `<part>_<function>` in the program.
+    `operations` maps an operation to its native function (`LookupError` for an unknown one), or is
+    `"pkg.module:factory"` for a target whose parts are called directly. If the name of a native function is
+    ambiguous, the program calls it `<part>_<function>`.
 
-    Runs have a process each when there are several, when one has interpreter flags, or when `isolated`:
-    then an operation that dies, or takes more than `timeout` seconds, has the outcome `died`.
+    Each run has its own process if there are several runs, if a run has interpreter flags, or if `isolated`.
+    Then an operation that dies, or takes more than `timeout` seconds, has the outcome `died`.
 
-    `setup` holds the arguments of `use_plugin`, which then comes before the target is imported.
+    `setup` holds the arguments of `use_plugin`. The program calls it before it imports the target.
     """
     runs = [
         (
@@ -104,7 +104,7 @@ def stand_alone_program(
     check = _source_of(law.check)
     law_arguments = [_literal(law.id), _literal(law.statement), check.name]
 
-    # First what judges, which needs no target, ...
+    # First the code that judges, which needs no target, ...
     closure = _Closure((*inline, *INLINE), reserved=("OPERATIONS", "RUNS", "RUN"))
     closure.add(check.module, check.name)
     for name in ("main_in_children", "run_as_child") if apart else ("main_in_process",):
@@ -119,10 +119,12 @@ def stand_alone_program(
         closure.use(_Import("math", "nan"))
         closure.use(_Import("math", "inf"))
     if packages := closure.packages():
-        raise ProgramError(f"{law.id} may use the standard library alone, not {', '.join(packages)}")
+        raise ProgramError(
+            f"the check of {law.id} may only use the standard library, not {', '.join(packages)}"
+        )
     judging = set(closure.chosen)
 
-    # ... then what asks the target.
+    # ... then the code that calls the target.
     own = {module.partition(".")[0] for module in (setup or {}).get("modules", ())}
     if isinstance(operations, str):
         module, factory = _factory(operations)
@@ -141,7 +143,7 @@ def stand_alone_program(
         make_target = ""
         called = closure.settle(functions)
     asking = [
-        "# Exit code 1 is for a broken law alone.\n"
+        "# Exit code 1 only means a broken law.\n"
         "sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.stderr.flush(), os._exit(2))",
         _call("use_plugin", [f"{name}={_literal(value)}" for name, value in (setup or {}).items()])
         if setup is not None
@@ -157,16 +159,14 @@ def stand_alone_program(
         rest = [
             f"RUNS = {_literal(runs)}",
             _main("main_in_children", arguments, ' and "--run" not in sys.argv'),
-            "# Only the children come here, so that the target is imported in them alone.",
+            "# Only the children run this part, so only they import the target.",
             *asking,
             _main("run_as_child", ["OPERATIONS", "RUNS"]),
         ]
     else:
         run = f"RUN = {_literal(runs[0][1])}"
         rest = [*asking, run, _main("main_in_process", [*law_arguments, "OPERATIONS", "RUN"])]
-    where = (
-        f"{' and '.join(sorted(own))} must be installed, or lie in a folder of PYTHONPATH.\n" if own else ""
-    )
+    where = f"{' and '.join(sorted(own))} must be installed, or in a folder of PYTHONPATH.\n" if own else ""
     docstring = _docstring(
         f"{title}\n\n"
         f"Law {law.id}: {law.statement}\n"
@@ -174,7 +174,7 @@ def stand_alone_program(
         f"Found with {target_name} {target_version}; made by kvref.\n\n"
         f"Needs: {', '.join(closure.packages()) or 'Python'}. Run: python THIS_FILE\n"
         f"{where}"
-        "Exit code: 1 the law is broken, 0 it holds, 2 neither could be found out."
+        "Exit code: 1 the law is broken, 0 it holds, 2 the program could not find out."
     )
     program = _join(docstring, FUTURE, closure.imports(True), f"\n{closure.body(judging)}\n", *rest)
     try:
@@ -202,7 +202,7 @@ def _factory(path: str) -> tuple[str, str]:
 def _source_of(function: Callable[..., Any]) -> Source:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or not name.isidentifier():
-        raise ProgramError(f"{function!r} is not a top-level function, so that its source cannot be copied")
+        raise ProgramError(f"{function!r} is not a top-level function, so its source cannot be copied")
     return Source(module, name)
 
 
@@ -232,7 +232,7 @@ def _docstring(text: str) -> str:
 
 
 def _literal(value: Any, indent: int = 0, width: float = WIDTH) -> str:
-    """`repr` of plain data and pairs: with double quotes if that is free, on as many lines as it takes."""
+    """`repr` of plain data and pairs, with double quotes if possible, on as many lines as needed."""
     if isinstance(value, str):
         text = repr(value)
         return text if '"' in text or "\\'" in text else f'"{text[1:-1]}"'
@@ -282,7 +282,7 @@ class _Definition:
     text: str
     binds: set[str]
     touches: set[str]
-    """Names whose value it changes: `TABLE[key] = value`."""
+    """Names whose value the statement changes, as in `TABLE[key] = value`."""
     uses: set[str]
 
 
@@ -317,7 +317,7 @@ class _Module:
                 yield _Import(module, alias.name, "" if renamed == alias.name else renamed)
 
     def text(self, node: ast.stmt, following: ast.stmt | None) -> str:
-        """The lines of a statement with the comment above and, for a constant, the docstring below."""
+        """The lines of a statement, with the comment above it, and with the docstring below a constant."""
         decorators = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
         while first and self.lines[first - 1].startswith("#"):
@@ -335,7 +335,7 @@ _Place = tuple[str, int]
 
 
 class _Closure:
-    """Everything that some definitions use, in the order in which Python would have met it."""
+    """Everything that some definitions use, in the order in which Python would run it."""
 
     def __init__(self, inline: Sequence[str], reserved: Sequence[str] = ()) -> None:
         self.inline = tuple(inline)
@@ -354,11 +354,11 @@ class _Closure:
         return self.modules[name]
 
     def add(self, module_name: str, name: str, user: str = "") -> None:
-        """Take a name of a module, and what it uses; `user` is the definition that asks for it."""
+        """Add a name of a module and all it uses. `user` is the definition that needs it."""
         module = self.module(module_name)
         if name not in module.binding:
-            asked = f"{user} uses" if user else "a program needs"
-            raise ProgramError(f"{asked} {name!r}, which {module_name} does not define at its top level")
+            why = f"{user} uses" if user else "a program needs"
+            raise ProgramError(f"{why} {name!r}, which {module_name} does not define at its top level")
         if user:
             self.users.setdefault(f"{module_name}.{name}", set()).add(user)
         for index in module.binding[name]:
@@ -494,7 +494,7 @@ def _find(name: str) -> Path:
         for candidate in (path.with_suffix(".py"), path / "__init__.py"):
             if candidate.is_file():
                 return candidate
-    raise ProgramError(f"the source of module {name!r} is not to be found")
+    raise ProgramError(f"cannot find the source of module {name!r}")
 
 
 def _is_type_checking(node: ast.stmt) -> bool:
@@ -525,7 +525,7 @@ def _names(node: ast.stmt) -> tuple[set[str], set[str]]:
         table = inner.pop()
         uses |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
         inner += table.get_children()
-    # From Python 3.12 on what a comprehension runs through stands among the names around it (PEP 709).
+    # From Python 3.12 on, the loop variables of a comprehension are names of the scope around it (PEP 709).
     own = {
         name.id
         for each in ast.walk(node)
@@ -537,7 +537,7 @@ def _names(node: ast.stmt) -> tuple[set[str], set[str]]:
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
-    """Annotations are not evaluated in a program, so that what only they use is not needed."""
+    """Drops annotations: a program does not evaluate them, so it does not need what only they use."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None

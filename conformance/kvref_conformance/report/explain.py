@@ -128,8 +128,10 @@ def _instance(schema: Mapping[str, Any]) -> object:
             return True
         case {"type": "array", "items": {"enum": [*values]}}:
             return values
-        case {"type": "object", "properties": properties, "required": required}:
-            return {name: _instance(properties[name]) for name in required}
+        case {"type": "array", "items": {"type": "string"}}:
+            return ["plain", "fast"]
+        case {"type": "object", "properties": properties}:
+            return {name: _instance(properties[name]) for name in schema.get("required", properties)}
     raise NotImplementedError(f"an example for the schema {schema}")
 
 

@@ -12,8 +12,8 @@ from targets import mutated_fast
 from kvref_conformance.laws import LawBroken
 from kvref_conformance.laws.variants import variants_agree
 from kvref_conformance.processes.launch import Launch
-from kvref_conformance.report.progress import Silence
 from kvref_conformance.running.loading import loaded
+from kvref_conformance.running.progress import Silence
 from kvref_conformance.running.time_to_find import try_on
 from kvref_conformance.targets import UnknownTarget, check_name, load_target, operations_module
 

@@ -23,7 +23,7 @@ class Recorder:
         self.operations: list[tuple[str, dict[str, Any]]] = []
 
     def perform(self, operation: str, /, **arguments: Any) -> Outcome:
-        # A copy, since whoever drives the target goes on with the lists in it.
+        # A copy: the engine changes the lists in it later.
         self.operations.append((operation, json.loads(json.dumps(arguments))))
         return self._perform(operation, arguments)
 
@@ -58,7 +58,7 @@ def pool_variants(draw: Draw, stage: Stage, description: Description, subject: s
     engine = PoolEngine(draw, recorder, description)
     for choice in _drawn(draw, CHOICE):
         engine.go_on(choice)
-    if draw(st.booleans()):
+    for _ in range(draw(st.integers(0, 3))):
         engine.misuse(draw)
     for variant in others:
         recorder.repeat(variant)
@@ -90,7 +90,7 @@ def _cache_subjects(description: Description) -> Subjects:
 
 
 WORKLOADS = [
-    Workload("pool.variants", ("pool",), _pool_subjects, pool_variants),
+    Workload("pool.variants", ("pool",), _pool_subjects, pool_variants, weight=3.0),
     Workload(
         "cache.variants",
         ("cache", *(f"cache.{name}" for name in NEEDED)),

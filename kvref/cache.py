@@ -216,7 +216,7 @@ class KVCacheManager:
         return self.get_blocks(request_id).get_block_ids()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """For each group, how many blocks at the beginning of a table begin all other tables as well."""
+        """By group, how many leading blocks a request's table shares with the tables of all requests."""
         managers = self.coordinator.single_type_managers
         return [manager.get_num_common_prefix_blocks(running_request_id) for manager in managers]
 

@@ -229,7 +229,7 @@ class SingleTypeKVCacheManager:
         return list(ids)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
-        """How many blocks at the beginning of a request's table begin all other tables as well."""
+        """How many leading blocks a request's table shares with the tables of all requests."""
         tables = self.req_to_blocks
         columns = zip(tables.get(running_request_id, ()), *tables.values(), strict=False)
         return sum(1 for _ in takewhile(lambda column: column[0] and len({*column}) == 1, columns))

@@ -1,4 +1,7 @@
-"""Engines that drive a cache manager: groups of layers whose block sizes fit together, and small sizes."""
+"""Engines that drive a cache manager, for the laws of managers, coordinators, admission and events.
+
+They draw groups of layers whose block sizes fit together, and small sizes.
+"""
 
 from __future__ import annotations
 

@@ -115,7 +115,10 @@ def menu(info: SpecClassInfo, field: str) -> Sequence[Any]:
 
 
 def one_of(values: Sequence[Any]) -> SearchStrategy[Any]:
-    """Draw one of the values. A range is drawn by arithmetic, so that the number can stay symbolic."""
+    """Draw one of the values.
+
+    From a range, draw the index and compute the value: a solver backend can then treat it as a symbol.
+    """
     if isinstance(values, range):
         start, step = values.start, values.step
         return st.integers(0, len(values) - 1).map(lambda place: start + step * place)

@@ -131,7 +131,7 @@ class Keyed:
         """The cached blocks, in the order in which they got their keys."""
 
     def give(self, count: int) -> list[Sequence[Any]]:
-        """Cache `count` free blocks under the oldest keys."""
+        """Take `count` free blocks, give them the keys that were used longest ago, and free them."""
         chunks: list[Sequence[Any]] = []
         for _ in range(count // CHUNK):
             request, blocks = self.requests.popleft(), self._pool.take(CHUNK)

@@ -29,7 +29,7 @@ def has_mixed_group(plan: dict[str, Any]) -> bool:
 def lcm_bounded(runs: Runs) -> int:
     """A scheduler block size above twice the least common multiple of the layers' block sizes is reported.
 
-    A warning counts, and so does a line of the log at its default level, if it has the size in it. Without
+    It counts as reported if the size is in a warning, or in a log line that the log shows by default. Without
     prefix caching nothing depends on the size, so it need not be reported.
     """
     judged = 0

@@ -313,8 +313,9 @@ LAWS = [
         id="tensors.allocate-total",
         level=Level.SAFETY,
         statement=(
-            "A cache is allocated or deliberately refused; equal full-attention layers are allocated in "
-            "every declared layout, and any layers in a layout that keeps each page in one piece."
+            "A cache is allocated or deliberately refused. It must be allocated in every declared layout if "
+            "its layers are equal and full attention, and for any layers if the layout keeps each page in "
+            "one piece."
         ),
         why="Otherwise the engine does not start, and its error message does not say why.",
         sources=("vLLM PR 36359", "vLLM PR 31635"),

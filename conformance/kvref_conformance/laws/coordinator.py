@@ -153,7 +153,7 @@ def lookup_total(runs: Runs) -> int:
 
 
 def common_prefix(runs: Runs) -> int:
-    """All requests share the blocks that are reported as the common prefix."""
+    """All requests share the blocks of the reported common prefix."""
     judged = 0
     last: State | None = None
     for step in steps(runs[0]):

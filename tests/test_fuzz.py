@@ -64,7 +64,7 @@ def test_help_and_usage(kvref: Kvref, tmp_path: Path) -> None:
 def test_nothing_is_found_in_the_reference(kvref: Kvref, folder: Path) -> None:
     """The control. The second run continues with its own rounds."""
     ran = fuzz(kvref, "reference", folder, *MERGE)
-    assert (ran.code, "nothing found" in ran.out) == (0, True)
+    assert (ran.code, "no findings" in ran.out) == (0, True)
     first = state(folder)
     assert (first["findings"], first["counted"]["examples"] > 0) == ([], True)
     assert fuzz(kvref, "reference", folder, *MERGE).code == 0
@@ -223,6 +223,6 @@ def test_what_a_terminal_shows(folder: Path) -> None:
     with watching(told, console) as view:
         view.tick()
     shown = file.getvalue()
-    for words in ("vllm 0.32.0: 0:01:01 gone, 0:08:59 left; round 0", "45,000", "1,234", "0 found"):
+    for words in ("vllm 0.32.0: 0:01:01 gone, 0:08:59 left; round 0", "45,000", "1,234", "0 findings"):
         assert words in shown
     store.close()

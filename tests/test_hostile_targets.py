@@ -91,7 +91,7 @@ def test_hangs_while_loading(kvref: Kvref, laws: tuple[str, ...]) -> None:
     [
         ("without_name", "the factory returned a 'SimpleNamespace' whose name is None, not a string"),
         ("with_odd_name", "is ['toy'], not a string"),
-        ("with_long_version", "the version of"),
+        ("with_long_version", "whose version is"),
         ("with_odd_capabilities", "capabilities is {'devices': {1, 2}}, which is not plain data"),
         ("with_odd_classes", 'specs.classes answered [0]={"name": "FullAttentionSpec"}; `mro` is missing'),
         ("classes_hang", "it does not describe itself within 1 s"),

@@ -20,7 +20,7 @@ import pytest
 from kvref.target import perform
 from kvref_conformance.laws import LAWS
 from kvref_conformance.laws.core import Law, Level
-from kvref_conformance.processes.host import _PARTS
+from kvref_conformance.processes.answers import PARTS
 from kvref_conformance.running.programs.runtime import perform_operation
 from kvref_conformance.running.programs.writer import (
     ProgramError,
@@ -543,7 +543,7 @@ def test_every_law_and_operation_fits_into_one_program(target: str, isolated: bo
         part, _, function = operation.partition(".")
         return Source(operations_module(target, part) or "", function)
 
-    parts = {name: _PARTS[name] for name in together.split()}
+    parts = {name: PARTS[name] for name in together.split()}
     every = [f"{name}.{f}" for name, part in parts.items() for f in vars(part) if not f.startswith("_")]
     assert "specs.build" in every
     for each in LAWS.values():

@@ -57,9 +57,10 @@ def test_version(kvref: Kvref) -> None:
 def test_laws(kvref: Kvref) -> None:
     every = kvref("laws")
     assert every.code == 0
-    assert [
-        line.split()[0] for line in every.out.partition("\n\n")[0].splitlines() if line[0] != " "
-    ] == list(LAWS)
+    listed, _, end = every.out.partition("\n\n")
+    assert [line.split()[0] for line in listed.splitlines() if line[0] != " "] == list(LAWS)
+    areas = {law.area for law in LAWS.values()}
+    assert end == f"{len(LAWS)} laws in {len(areas)} areas\nnext: kvref explain LAW\n"
     some = kvref("laws", "spec.*", "target.answers", "-v")
     told = [line.split()[0] for line in some.out.partition("\n\n")[0].splitlines() if line[0] != " "]
     assert told == [law for law in LAWS if law.startswith("spec.")] + ["target.answers"]

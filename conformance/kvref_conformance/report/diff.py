@@ -58,8 +58,8 @@ def render_diff(diff: Diff, console: Console) -> None:
     printer.line(_conclusion(diff), style="bold red" if diff.worse else "bold green")
     old, new = diff.old["verdict"], diff.new["verdict"]
     printer.line(f"verdict: {old} -> {new}", style=VERDICT_STYLES[Verdict(new)])
-    if worse_changes := [change for change in diff.changes if change.worse]:
-        printer.next(f"kvref explain {visible(worse_changes[0].row['id'], _LONGEST_NAME)}")
+    if first := next((change for change in diff.changes if change.worse), None):
+        printer.next(f"kvref explain {visible(first.row['id'], _LONGEST_NAME)}")
 
 
 def markdown(diff: Diff) -> str:

@@ -30,7 +30,7 @@ from kvref_conformance.report.benching import in_words, page, section
 from kvref_conformance.report.plotting import CannotPlot, check
 from kvref_conformance.running.progress import Silence
 from kvref_conformance.targets.bench_models import SMALL, layers_of
-from kvref_conformance.targets.reference import bench as native
+from kvref_conformance.targets.reference.bench import FAST
 from kvref_conformance.targets.reference.target import ReferenceTarget
 
 JOIN = ("--quick", "--only", "sharing.join", "--rounds", "5")
@@ -140,13 +140,13 @@ def test_a_pool_takes_memory_for_each_block(subjects: list[Subject]) -> None:
 def test_what_is_copied_is_there(subjects: list[Subject]) -> None:
     """The part's own calls do the work that is timed: here, bytes of a block come to another one."""
     layers = layers_of([SMALL], 3)
-    call = native.allocate(layers, 4, "LBNHC", "one", "cpu")
+    call = FAST.allocate(layers, 4, "LBNHC", "one", "cpu")
     assert call.size(call.run(call.fresh())) == 3 * 4 * 512
     made: list[Any] = []
-    register = native.register_kv_caches
+    register = FAST.register_kv_caches
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "register_kv_caches", lambda caches: made.append(register(caches)) or made[-1])
-        copy = native.copy(layers, 4, "LBNHC", "cpu", [(1, 3)])
+        patch.setattr(FAST, "register_kv_caches", lambda caches: made.append(register(caches)) or made[-1])
+        copy = FAST.copy(layers, 4, "LBNHC", "cpu", [(1, 3)])
     for each in made[0].tensors:
         each.tensor[1] = 7
     copy.run(copy.fresh())

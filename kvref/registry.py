@@ -6,8 +6,9 @@ ancestor. An *override* changes an entry. A *substitute* replaces the class: the
 exactly that class as a spec of the substitute. Sources: vLLM PR 37505, and RFC 36668 for overrides and
 substitutes.
 
-The order of calls does not change the answers. The built-in classes have their entries from the start, and
-each look-up first makes sure that the hook of the current platform has run.
+The order of registrations does not change the answers. The built-in classes have their entries from the
+start, and each look-up first makes sure that the hook of the current platform has run. A change does not run
+the hook: to override a class that the hook registers, look it up first.
 
 The registry is one immutable table (`kvref.spec_table`), which each change replaces. The hook is foreign code
 and runs in a transaction (`kvref.shared_state`): its own thread sees what it registers at once, other threads

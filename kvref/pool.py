@@ -8,8 +8,8 @@ allocates, counts or caches it. Every other block is either referenced or in the
 its keys, and so is still a prefix hit, until it is allocated again: then it is evicted.
 
 In front of the free list are the blocks without keys: those of the last call of `free_blocks` first, in the
-order of that call. Then come the cached blocks, those of the first call first. A request frees its blocks from
-the last to the first, so its end is evicted before its beginning.
+order of that call. Then come the cached blocks, those of the first call first. A request frees its blocks
+from the last to the first, so its end is evicted before its beginning.
 """
 
 from __future__ import annotations

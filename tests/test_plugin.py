@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from kvref_conformance.report.terminal import render
 from kvref_conformance.running.checker import Options
 from kvref_conformance.running.inherited import same_facet, stock_trace
 from kvref_conformance.running.loading import loaded, select_laws
-from kvref_conformance.targets import UnknownTarget, check_name, operations_module, plugin_of
+from kvref_conformance.targets import UnknownTarget, check_name, operations_module, plugin_of, plugins
 from kvref_conformance.targets.introspection import (
     are_read,
     calls_in,
@@ -407,3 +408,15 @@ def test_where_there_is_no_vllm(target: str) -> None:
     """It is not the plugin that is missed."""
     with pytest.raises(TargetFailed, match=f"there is no vLLM for {re.escape(sys.executable)}.*--python"):
         check(target, "spec.*")
+
+
+@pytest.mark.parametrize(("flags", "refused"), [("fma avx2", True), ("avx2 avx512f avx512_bf16", False)])
+def test_kernels_that_the_cpu_cannot_run_are_refused(
+    flags: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "vllm._C", raising=False)
+    monkeypatch.setattr(plugins, "machine", lambda: "x86_64")
+    monkeypatch.setattr(plugins, "Path", lambda path: SimpleNamespace(read_text=lambda: f"flags : {flags}"))
+    plugins.refuse_kernels()
+    assert ("vllm._C" in sys.modules) is refused
+    sys.modules.pop("vllm._C", None)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
+from platform import machine
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -51,6 +53,20 @@ class Stubs(MetaPathFinder, Loader):
         pass
 
 
+def refuse_kernels() -> None:
+    """Have vLLM do without its compiled CPU kernels if loading them would kill the process.
+
+    `Platform.import_kernels`, which a plugin's platform inherits, imports `vllm._C` whatever the CPU. That
+    build needs AVX-512 with bfloat16. vLLM goes on without it, and no law calls a kernel.
+    """
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return
+    if machine() == "x86_64" and "avx512_bf16" not in flags:
+        sys.modules.setdefault("vllm._C", None)  # type: ignore[arg-type]
+
+
 def use_plugin(
     entry_points: Sequence[str],
     stubs: Sequence[str],
@@ -73,6 +89,7 @@ def use_plugin(
     os.environ["VLLM_PLUGINS"] = ",".join(entry_points)
     if not any(isinstance(finder, Stubs) for finder in sys.meta_path):
         sys.meta_path.insert(0, Stubs(stubs))
+    refuse_kernels()
     import_module("vllm")
     _ = import_module("vllm.platforms").current_platform
     import_module("vllm.plugins").load_general_plugins()

@@ -24,7 +24,7 @@ from kvref_strategies.engine import Engine, Setup
 
 ORACLE = tuple(law for law in LAWS if law.startswith("shadow."))
 
-SECONDS = 60
+SECONDS = 120
 """In which each fault is found, reduced and confirmed; it takes a few."""
 
 MANY = {"drafts_get_keys"}

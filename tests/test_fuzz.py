@@ -52,7 +52,7 @@ def fuzz(kvref: Kvref, target: str, folder: Path, *arguments: object, seconds: i
 
 def test_help_and_usage(kvref: Kvref, tmp_path: Path) -> None:
     ran = kvref("fuzz", "--help")
-    for word in ("kvref replay", "goes on where it was", "130  interrupted"):
+    for word in ("kvref replay", "Run the same command again to", "130  interrupted"):
         assert word in ran.out
     assert kvref("fuzz", "--for", "soon").code == 2
     assert kvref("fuzz", "--for", "0s").code == 2
@@ -176,7 +176,7 @@ def test_a_folder_belongs_to_one_target_and_one_process(folder: Path) -> None:
     with pytest.raises(ForeignDirectory, match="another fuzz is using it"):
         Store(folder, target, 0)
     store.close()
-    with pytest.raises(ForeignDirectory, match=r"it is of vllm 0\.32\.0"):
+    with pytest.raises(ForeignDirectory, match=r"it belongs to a fuzz of vllm 0\.32\.0"):
         Store(folder, {**target, "version": "0.33.0"}, 0)
 
 

@@ -316,7 +316,7 @@ def test_too_little_memory_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvref.tensors._free_bytes", lambda device: 2 * 7 * 96 - 1)
     like_on_host(caches, 6)
     with pytest.raises(
-        OutOfCacheMemoryError, match=r"7 blocks on the host.*: 672 bytes .*, 671 are free"
+        OutOfCacheMemoryError, match=r"7 blocks on the host.*: it needs 672 bytes, and 671 are free"
     ) as no:
         like_on_host(caches, 7)
     assert no.value.__cause__ is None
@@ -335,7 +335,7 @@ def test_memory_on_the_host_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) 
         return made
 
     monkeypatch.setattr(torch, "zeros", once)
-    with pytest.raises(OutOfCacheMemoryError, match=r"on the host, in canonical tensor 1: 672 bytes") as no:
+    with pytest.raises(OutOfCacheMemoryError, match=r"on the host, in canonical tensor 1: it needs 672 bytes") as no:
         like_on_host(caches, 7)
     assert isinstance(no.value.__cause__, RuntimeError)
     assert [each() for each in kept] == [None]

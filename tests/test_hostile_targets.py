@@ -109,7 +109,7 @@ def test_does_not_describe_itself(kvref: Kvref, factory: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("nonsense", "unknown target 'nonsense': give 'reference', 'vllm', 'vllm==VERSION', 'vllm:PLUGIN'"),
+        ("nonsense", "unknown target 'nonsense': give 'reference', 'reference:fast', 'vllm', 'vllm==VERSION', 'vllm:PLUGIN'"),
         ("module:not-a-name", "unknown target"),
         (":factory", "unknown target"),
         (

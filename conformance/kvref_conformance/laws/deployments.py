@@ -338,7 +338,7 @@ LAWS = [
             "If equal page sizes raise the scheduler block size above twice the least common multiple of the "
             "layers' block sizes, a warning or a log line at the default level says the size."
         ),
-        why="Prefix hits become so coarse that there are almost none, and users do not see why.",
+        why="Prefix hits become too coarse to happen, and users do not see why.",
         sources=("vLLM issue 54458",),
         workload="deployments.sizes",
         check=lcm_bounded,

@@ -1,6 +1,6 @@
 """The shadow: the content of every block, computed from a scheduler's calls and their answers alone.
 
-The shadow knows nothing of an implementation but the block tables that the model runner gets. A step writes
+Of an implementation, the shadow sees only the block tables that the model runner gets. A step writes
 its tokens to the slots in these tables. It reads all that the tokens attend to from there, and must find the
 request's own content. A slot holds a *mark*: a number that stands for a prefix of tokens with its salt and
 adapter. Requests with the same prefix have the same mark, and all other content has other marks.

@@ -1,8 +1,8 @@
-"""All that `kvref bench` times, on the reference: once each and small, unless benchmarks are enabled.
+"""The cases of `kvref bench`, on the reference. By default, only small cases run, once each.
 
 pytest benchmarks/test_workloads.py --benchmark-enable -n 0 --benchmark-columns=median,iqr,rounds
 
-What is told is of a pass; `operations` in the extra information says how many operations that is.
+Each time is for a whole pass. `operations` in the extra information says how many operations a pass has.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Import what you need from its modules:
 * `kvref.offloading`: a KV connector
 * `kvref.target`: the protocol of an implementation under test
 
-`import kvref` alone imports none of them, nor torch.
+`import kvref` imports neither these modules nor torch.
 """
 
 __version__ = "0.1.0"

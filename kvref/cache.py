@@ -20,7 +20,7 @@ __all__ = ["KVCacheBlocks", "KVCacheManager", "Request"]
 
 @dataclass(frozen=True)
 class KVCacheBlocks:
-    """Blocks of a request in each group, in the order of its tokens, null blocks where it needs none."""
+    """A request's blocks in each group, in the order of its tokens. Null blocks stand where it needs none."""
 
     blocks: tuple[Sequence[int], ...]
 
@@ -36,9 +36,10 @@ class KVCacheManager:
 
     Args:
         max_model_len: tokens of the longest request, prompt and output together.
-        scheduler_block_size: prefix hits are multiples of it. It is a multiple of every group's block size.
-        hash_block_size: tokens from one hash of a request to the next. With caching, every block size is a
-            multiple of it.
+        scheduler_block_size: prefix hits are multiples of it. It must be a multiple of every group's block
+            size.
+        hash_block_size: tokens from one hash of a request to the next. With caching, every group's block size
+            must be a multiple of it.
         use_eagle: whether draft layers read one token ahead; see `KVCacheCoordinator`.
         max_in_flight_tokens: the most tokens of a request that are in flight; None means `max_model_len`.
         max_encoder_tokens: the most encoder tokens of one request.
@@ -82,17 +83,18 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """The referenced part of the usable blocks, from 0 to 1."""
+        """The fraction of the usable blocks that is referenced, from 0 to 1."""
         return self.block_pool.get_usage()
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
-        """The prefix hit of a request without blocks: its blocks, and its length in tokens.
+        """Look up a request that has no blocks. Returns the blocks of its prefix hit and the hit's length.
 
-        At least one token is left to compute, because its output is wanted. The blocks get no reference yet:
-        pass the hit on to `allocate_slots` before you allocate anything else.
+        The length is in tokens. It leaves at least one token to compute, because the engine needs the output
+        of the last one. The blocks get no reference yet: pass the hit on to `allocate_slots` before you
+        allocate anything else.
 
         Raises:
-            InvalidRequestError: caching is on, and the request lacks the hashes for it.
+            InvalidRequestError: caching is on, but the request has no hashes for this `hash_block_size`.
         """
         self._check_hashes(request)
         if not self.enable_caching or request.skip_reading_prefix_cache:
@@ -114,10 +116,11 @@ class KVCacheManager:
     ) -> KVCacheBlocks | None:
         """Give a request slots for the tokens that it computes next.
 
-        First the blocks that no token needs again are freed, even if the rest is refused.
+        First it frees the request's blocks that no token needs again. They stay free even if there are still
+        too few free blocks.
 
         Args:
-            num_new_tokens: tokens to compute after those computed, drafts included.
+            num_new_tokens: tokens to compute now, drafts included.
             num_new_computed_tokens: length of the prefix hit, for a request without blocks.
             new_computed_blocks: the blocks of the hit.
             num_lookahead_tokens: further slots, for tokens that only a draft model computes.
@@ -125,12 +128,12 @@ class KVCacheManager:
                 without blocks.
             delay_cache_blocks: give no keys yet, since loaded tokens have not arrived; see `cache_blocks`.
             num_encoder_tokens: tokens for cross attention, for a request without blocks.
-            full_sequence_must_fit: refuse unless the free blocks are enough for all certain tokens of the
-                request.
+            full_sequence_must_fit: if the free blocks are too few for all known tokens of the request,
+                refuse before anything is freed.
 
         Returns:
-            The blocks that are new in the table of each group, those of the hit not included. None if there
-            are too few blocks, or if the request has to wait for the next step.
+            For each group the blocks that are new at the end of the request's table, after the hit. None if
+            there are too few free blocks, or if the request has to wait for the next step (`must_wait`).
 
         Raises:
             InvalidRequestError: the arguments make no sense. Nothing has changed.
@@ -146,39 +149,26 @@ class KVCacheManager:
             "num_external_computed_tokens": num_external_computed_tokens,
             "num_encoder_tokens": num_encoder_tokens,
         }
-        if reason := self._why_not(request, running, counts, hits):
+        computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
+        # If all tokens of a request were loaded, it computes the last one again, for its output.
+        resume = computed if running else min(computed, request.num_tokens - 1)
+        if reason := self._why_not(request, running, counts, hits, resume):
             raise InvalidRequestError(f"request {request_id!r}: {reason}")
         if any(hits) and coordinator.must_wait(hits):
             return None
-
-        computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
         main_model = min(computed + num_new_tokens, self.max_model_len)
-        # If all tokens of a request were loaded, it computes the last one again, for its output.
-        resume = computed if running else min(computed, request.num_tokens - 1)
         if full_sequence_must_fit:
             whole = max(main_model, min(request.num_tokens, self.max_model_len))
-            tokens = TokenCounts(
-                num_tokens=whole, num_tokens_main_model=whole, num_encoder_tokens=num_encoder_tokens
-            )
+            tokens = TokenCounts(whole, whole, num_encoder_tokens)
             needed = coordinator.get_num_blocks_to_allocate(request_id, tokens, hits, resume, True)
             if needed > self.block_pool.get_num_free_blocks():
                 return None
-        coordinator.remove_skipped_blocks(request_id, max(0, resume - request.num_in_flight_tokens))
-        tokens = TokenCounts(
-            num_tokens=min(main_model + num_lookahead_tokens, self.max_model_len),
-            num_tokens_main_model=main_model,
-            num_encoder_tokens=num_encoder_tokens,
-        )
-        needed = coordinator.get_num_blocks_to_allocate(request_id, tokens, hits, resume)
-        if needed > self.block_pool.get_num_free_blocks():
-            return None
-        added = coordinator.allocate(request_id, tokens, hits, resume)
-        if not delay_cache_blocks:
-            coordinator.cache_blocks(request, min(main_model, request.num_tokens))
-        return KVCacheBlocks(added)
+        with_lookahead = min(main_model + num_lookahead_tokens, self.max_model_len)
+        tokens = TokenCounts(with_lookahead, main_model, num_encoder_tokens)
+        return self._allocate(request, tokens, hits, resume, delay_cache_blocks)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Cache the full blocks of tokens that have arrived, after `delay_cache_blocks`.
+        """Cache the full blocks of loaded tokens once they have arrived, after `delay_cache_blocks`.
 
         Raises:
             InvalidRequestError: the request has no blocks.
@@ -188,16 +178,16 @@ class KVCacheManager:
         self.coordinator.cache_blocks(request, min(num_computed_tokens, request.num_tokens))
 
     def free(self, request: Request) -> None:
-        """Free a request's blocks, those at its end to be reused first. Does nothing if it has none.
+        """Free a request's blocks. The last ones are reused first. Does nothing if it has none.
 
-        Call it while `request.num_computed_tokens` still counts what the request has computed: blocks after
-        that lose the keys they got in this step.
+        Call it before you reset `request.num_computed_tokens`: blocks after these tokens lose the keys that
+        they got in this step.
         """
         self.coordinator.take_back_keys(request.request_id, request.num_computed_tokens)
         self.coordinator.free(request.request_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Take all keys from all blocks, unless a request holds blocks. Returns whether it did."""
+        """Take all keys from all blocks and return True. While a block is referenced, only return False."""
         return self.block_pool.reset_prefix_cache()
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
@@ -216,18 +206,44 @@ class KVCacheManager:
         return self.get_blocks(request_id).get_block_ids()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """By group, how many leading blocks a request's table shares with the tables of all requests."""
+        """For each group, the number of blocks, from the first on, that all requests have in common.
+
+        `running_request_id` is any request with blocks.
+        """
         managers = self.coordinator.single_type_managers
         return [manager.get_num_common_prefix_blocks(running_request_id) for manager in managers]
 
     def take_new_block_ids(self) -> list[int]:
-        """The blocks allocated since the last call, each once: those to be zeroed, if an engine does that."""
+        """The blocks allocated since the last call, each once, for an engine that zeroes new blocks."""
         managers = self.coordinator.single_type_managers
         return list(dict.fromkeys(block for manager in managers for block in manager.take_new_block_ids()))
 
     def new_step_starts(self) -> None:
-        """Call it once before a step is scheduled: what earlier steps compute is there by then."""
+        """Begin a step: what earlier steps wrote can be read now. Call it before you schedule anything."""
         self.block_pool.keyed_this_step.clear()
+
+    def _allocate(
+        self,
+        request: Request,
+        tokens: TokenCounts,
+        hits: Sequence[Sequence[int]],
+        resume: int,
+        delay_cache_blocks: bool,
+    ) -> KVCacheBlocks | None:
+        """Allocate and cache blocks as `allocate_slots` does, with arguments that it has checked.
+
+        Args:
+            resume: how many tokens count as computed. The request computes the tokens after them.
+        """
+        coordinator, request_id = self.coordinator, request.request_id
+        coordinator.remove_skipped_blocks(request_id, max(0, resume - request.num_in_flight_tokens))
+        needed = coordinator.get_num_blocks_to_allocate(request_id, tokens, hits, resume)
+        if needed > self.block_pool.get_num_free_blocks():
+            return None
+        added = coordinator.allocate(request_id, tokens, hits, resume)
+        if not delay_cache_blocks:
+            coordinator.cache_blocks(request, min(tokens.num_tokens_main_model, request.num_tokens))
+        return KVCacheBlocks(added)
 
     def _check_hashes(self, request: Request) -> None:
         hasher = request.block_hasher
@@ -239,9 +255,14 @@ class KVCacheManager:
             )
 
     def _why_not(
-        self, request: Request, running: bool, counts: Mapping[str, int], hits: Sequence[Sequence[int]]
+        self,
+        request: Request,
+        running: bool,
+        counts: Mapping[str, int],
+        hits: Sequence[Sequence[int]],
+        resume: int,
     ) -> str | None:
-        """What is wrong with the arguments of `allocate_slots`, if anything is."""
+        """What is wrong with the arguments of `allocate_slots`; None if nothing is."""
         if min(counts.values()) < 0:
             return f"numbers of tokens must be at least 0: {dict(counts)}"
         found, loaded = counts["num_new_computed_tokens"], counts["num_external_computed_tokens"]
@@ -251,18 +272,18 @@ class KVCacheManager:
         if computed > self.max_model_len:
             return f"it has {computed} computed tokens, but max_model_len is {self.max_model_len}"
         managers = self.coordinator.single_type_managers
+        if len(hits) != len(managers):
+            return f"there are blocks of {len(hits)} groups, not of {len(managers)}"
         if managers and not running and request.num_computed_tokens:
             return f"it has no blocks, so num_computed_tokens cannot be {request.num_computed_tokens}"
         if not (found or loaded or any(hits)):
             return None
         if running:
             return "it is running and cannot adopt computed tokens"
-        if len(hits) != len(managers):
-            return f"there are blocks of {len(hits)} groups, not of {len(managers)}"
         for manager, hit in zip(managers, hits, strict=True):
             group, size = manager.kv_cache_group_id, manager.block_size
             if len(hit) * size != found:
                 return f"{len(hit)} blocks of {size} tokens, in group {group}, are not {found} tokens"
-            if hit and not (self.enable_caching and manager.is_hit(request.block_hashes, hit, computed)):
+            if hit and not (self.enable_caching and manager.is_hit(request.block_hashes, hit, resume)):
                 return f"blocks {hit}, of group {group}, are not all cached for it: have they been evicted?"
         return None

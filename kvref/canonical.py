@@ -2,9 +2,9 @@
 
 Whatever the layout, a connector moves a block by copying rows. A *canonical tensor* is an int8 view of the
 cache's memory, of shape (number of blocks, bytes of a row). If a layout keeps the bytes of a page together,
-each layer has one. Otherwise it has one for each piece of a page: for K and for V, or for each head. Layers
-that take turns to use the same memory share a canonical tensor. Their content may be shorter than the row,
-which is padded then: a *reference* says how many bytes of a row count.
+each layer has one canonical tensor. Otherwise a layer has one for each piece of a page: one for K and one for
+V, or one for each head. Layers of different groups that use the same memory share a canonical tensor. A row
+may end with padding. So each layer has a *reference*, which says how many bytes of a row are its content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class CanonicalKVCacheTensor(NamedTuple):
-    """Rows of bytes."""
+    """Memory as rows of bytes: one row for each block."""
 
     tensor: torch.Tensor
     """int8, of shape (num_blocks, page_size_bytes). There may be gaps between rows."""
@@ -60,7 +60,7 @@ class CanonicalKVCaches:
 
 
 def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
-    """The canonical view of the caches, which copies nothing. Layers that share a cache add nothing to it."""
+    """Make the canonical view of the caches, without a copy. Sharing layers add nothing to it."""
     placement = kv_caches.placement
     num_blocks = placement.config.num_blocks
     indices: dict[tuple[int, int, int, int], int] = {}
@@ -89,7 +89,7 @@ def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
 
 
 def like_on_host(caches: CanonicalKVCaches, num_blocks: int) -> CanonicalKVCaches:
-    """Host memory of the same form for so many blocks, pinned if the caches are on a CUDA device.
+    """Host memory of the same form for `num_blocks` blocks, pinned if the caches are on a CUDA device.
 
     Raises:
         InvalidConfigError: fewer than one block.
@@ -116,10 +116,10 @@ def copy_blocks(
     group: int,
     block_pairs: Sequence[tuple[int, int]],
 ) -> None:
-    """Copy blocks of a group, in order, each given as its number in the source and in the destination.
+    """Copy blocks of a group, in order. Each pair is (block in the source, block in the destination).
 
-    Both have the same form, and may be the same. If one is on a CUDA device, the copy is queued on the
-    current stream.
+    Source and destination have the same form, and may be the same object. If one of them is on a CUDA device,
+    the copies are queued on the current stream.
 
     Raises:
         InvalidConfigError: there is no such group, or no such block. Nothing is copied.
@@ -138,7 +138,7 @@ def check_blocks(caches: CanonicalKVCaches, group: int, blocks: Sequence[int]) -
     """Make sure that a group has these blocks.
 
     Raises:
-        InvalidConfigError: there is no such group, or no such block; it names them.
+        InvalidConfigError: there is no such group, or no such block. The message names it.
     """
     if not 0 <= group < len(caches.group_data_refs):
         raise InvalidConfigError(f"there is no group {group}, only {len(caches.group_data_refs)} of them")

@@ -37,13 +37,13 @@ class KVCacheCoordinator:
     """Runs the managers of all groups together.
 
     Args:
-        limits: what bounds a request.
+        limits: the engine's limits, which bound a request.
         scheduler_block_size: prefix hits are multiples of this many tokens.
         hash_block_size: tokens from one hash of a request to the next.
-        use_eagle: whether draft layers read one token ahead: in the groups with `is_eagle_group`, or in all
-            groups if none has it. In each of them the block after a hit must be cached as well. As long as
-            nothing is evicted, a hit gets shorter by at most one scheduler block, however many groups there
-            are.
+        use_eagle: whether draft layers read one token ahead. They do so in the groups with `is_eagle_group`,
+            or in all groups if none has this mark. In these groups the block after a hit must be cached, too.
+            As long as nothing is evicted, this makes a hit shorter by at most one scheduler block, however
+            many groups there are.
         block_pool_class: the pool to use.
 
     Raises:
@@ -70,7 +70,7 @@ class KVCacheCoordinator:
         self.kv_cache_config = kv_cache_config
         self.scheduler_block_size = scheduler_block_size
         self.hash_block_size = hash_block_size
-        self.eagle_group_ids = {place for place, group in enumerate(groups) if group.is_eagle_group}
+        self.eagle_group_ids = {group_id for group_id, group in enumerate(groups) if group.is_eagle_group}
         if use_eagle and not self.eagle_group_ids:
             self.eagle_group_ids = set(range(len(groups)))
         self.block_pool = block_pool_class(
@@ -81,12 +81,12 @@ class KVCacheCoordinator:
                 group,
                 block_pool=self.block_pool,
                 enable_caching=enable_caching,
-                kv_cache_group_id=place,
+                kv_cache_group_id=group_id,
                 scheduler_block_size=scheduler_block_size,
                 limits=limits,
-                use_eagle=place in self.eagle_group_ids,
+                use_eagle=group_id in self.eagle_group_ids,
             )
-            for place, group in enumerate(groups)
+            for group_id, group in enumerate(groups)
         )
         for manager, group in zip(self.single_type_managers, groups, strict=True):
             if enable_caching and not manager.prefix_cacheable:
@@ -117,7 +117,7 @@ class KVCacheCoordinator:
         total_computed_tokens: int,
         apply_admission_cap: bool = False,
     ) -> int:
-        """How many free blocks of the pool this allocation uses; see the managers."""
+        """How many free blocks of the pool this allocation uses in all groups; see the manager's method."""
         needed = 0
         for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
             needed += manager.get_num_blocks_to_allocate(
@@ -132,9 +132,13 @@ class KVCacheCoordinator:
         new_computed_blocks: Sequence[Sequence[int]],
         total_computed_tokens: int,
     ) -> tuple[list[int], ...]:
-        """Allocate these blocks. Returns for each group the blocks that are new in its table, after the hit.
+        """Adopt a new request's hit, and allocate blocks for these tokens.
 
-        All groups touch their hits before any group allocates a block: it might be one of a hit.
+        All groups touch their hits before any group allocates a block. Otherwise one group could evict a
+        block of another group's hit.
+
+        Returns:
+            For each group the blocks that are new at the end of its table, after the hit.
         """
         if not self.has_blocks(request_id):
             for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
@@ -168,7 +172,7 @@ class KVCacheCoordinator:
         """The longest prefix hit that all groups can serve.
 
         Args:
-            block_hashes: a request's.
+            block_hashes: the block hashes of a request.
             max_cache_hit_length: tokens that the hit must not exceed.
 
         Returns:
@@ -190,7 +194,7 @@ class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
 
 
 class UnitaryKVCacheCoordinator(KVCacheCoordinator):
-    """One group, whose hits are those of its manager."""
+    """With one group, its manager finds the hit."""
 
     def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
         return self.single_type_managers[0].find_longest_cache_hit(block_hashes, max_length)
@@ -202,8 +206,8 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
     def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
         """Lower the length to the longest hit of each group in turn, until all of them can serve it.
 
-        No group skips a length that all can serve, so the result is the longest. Groups that can serve every
-        shorter length come first, and need only one turn.
+        No group's answer is below a length that all groups can serve, so the result is the longest. Groups
+        that can serve every shorter length come first, and need only one turn.
         """
         length, others = max_length, []
         for manager in self.single_type_managers:

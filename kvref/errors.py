@@ -1,7 +1,7 @@
 """The errors that kvref raises.
 
-Each derives from the built-in exception that a caller of the same function in vLLM would catch. None is an
-`assert`, which `python -O` would remove.
+Each derives from the built-in exception that a caller of the same vLLM function would catch. kvref uses no
+`assert` for its checks, because `python -O` removes them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = [
 
 
 class InvalidSpecError(ValueError):
-    """A spec, or a number that sizes it, is impossible. The message names class, field and value."""
+    """A field of a spec or of the memory limits is impossible. The message names class, field and value."""
 
 
 class SpecMergeError(ValueError):
-    """Specs cannot be merged, because they do not describe one cache."""
+    """Specs cannot be merged, because they describe different caches."""
 
 
 class RegistrationError(ValueError):
-    """A registration is impossible, whatever is registered already."""
+    """A spec class cannot be registered, overridden or substituted like this."""
 
 
 class ConflictingRegistrationError(RegistrationError):
-    """The class is registered already, with another manager or base. That registration stays."""
+    """The class is registered already, with another manager or uniform base. That registration stays."""
 
 
 class UnregisteredSpecError(RegistrationError, LookupError):
@@ -64,7 +64,7 @@ class InvalidConfigError(ValueError):
 
 
 class KVSharingError(InvalidConfigError, KeyError):
-    """Layers share caches, but no layer among them has one. The message names them along the chain."""
+    """A layer cannot use the cache that it names, for example because there is none. Names the layers."""
 
     def __str__(self) -> str:
         # KeyError would show the repr of the message.
@@ -72,7 +72,7 @@ class KVSharingError(InvalidConfigError, KeyError):
 
 
 class OutOfCacheMemoryError(MemoryError):
-    """There is too little memory for the tensors of a cache. None of them is kept."""
+    """There is too little memory for the tensors of a cache. None of them stays allocated."""
 
 
 class PlatformError(RuntimeError):

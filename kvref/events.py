@@ -1,9 +1,9 @@
-"""Events of the prefix cache. Whoever applies them in order knows what a look-up finds.
+"""Events of the prefix cache. If you apply them in order, you know what a look-up finds.
 
-After `BlockStored` a look-up of each of its hashes in its group finds a block. After `BlockRemoved` it finds
-none. After `AllBlocksCleared` no look-up finds anything. So a hash is stored once, however many blocks have
-it, and removed with the last of them. (vLLM sends an event for each block of a hash: a subscriber that does
-not count them loses hashes.)
+After `BlockStored`, a look-up in its group finds a block for each of its hashes. After `BlockRemoved`, it
+finds none for these hashes. After `AllBlocksCleared`, no look-up finds anything. If several blocks have the
+same hash, only the first of them is announced as stored, and only the last as removed. (vLLM announces each
+of them, so a subscriber has to count.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent", "b
 
 @dataclass(frozen=True)
 class BlockStored:
-    """Consecutive blocks of one request are prefix hits from now on."""
+    """From now on, a look-up finds these consecutive blocks of one request."""
 
     block_hashes: tuple[bytes, ...]
     """The hash of each block, in the order of the request."""
@@ -56,11 +56,12 @@ def blocks_stored(
     """An event for each run of consecutive blocks.
 
     Args:
-        request: whose tokens the blocks have.
-        places: where in the request's block table they are, in ascending order.
-        step: how many hashes of the request belong to a block.
+        request: the request that the blocks belong to.
+        places: the indices of the blocks in the request's block table, in ascending order.
+        step: the number of the request's hashes per block.
+        block_size, group, kind: as in `BlockStored`.
     """
-    # In a run, place and position in the list grow alike.
+    # Within a run, the index in the table minus the position in `places` is constant.
     for _, run in groupby(enumerate(places), key=lambda each: each[1] - each[0]):
         blocks = [place for _, place in run]
         start, stop = blocks[0], blocks[-1] + 1

@@ -1,4 +1,4 @@
-"""Block hashes: each hashes all of a request up to the end of a block.
+"""Block hashes: each covers all of a request up to the end of a block.
 
 A block hash covers everything that the KV of these tokens depends on: the tokens, the adapter, the salt, and
 the multimodal items and embeddings that replace tokens, with their positions. A request has one hash for
@@ -6,7 +6,7 @@ every `hash_block_size` tokens, and each is made from the one before. So the has
 at the block's end (`hashes_at`).
 
 The input of a hash is a sequence of fields: a tag, the length of the content, and the content. So different
-content never gives the same input. Hashes depend on the seed and on nothing else of the process.
+content never gives the same input. Processes with the same seed make the same hashes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class MultiModalItem:
     """An image or other multimodal item, whose embeddings replace tokens of the prompt.
 
     Raises:
-        InvalidRequestError: at construction, if `offset` is below 0, `length` below 1, or `is_embed` has
-            another length.
+        InvalidRequestError: at construction, if `offset` is below 0, `length` is below 1, or `is_embed` does
+            not have `length` values.
     """
 
     identifier: str
@@ -81,7 +81,7 @@ class MultiModalItem:
             )
 
     def embeddings_at(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The (position, number of the embedding) of each embedding at a position from start to stop - 1."""
+        """(position, number of the embedding) for each embedding from position `start` to `stop` - 1."""
         if self.is_embed is None:
             first, last = max(start, self.offset), min(stop, self.offset + self.length)
             return [(position, position - self.offset) for position in range(first, last)]
@@ -121,7 +121,7 @@ class BlockHasher:
     hash_function: str | HashFunction = "sha256"
     """A name in `HASH_FUNCTIONS`, or a function that always returns the same number of bytes."""
     seed: bytes = DEFAULT_SEED
-    """Requests with different seeds never share a hash."""
+    """Hashers with different seeds never make the same hash."""
     _function: HashFunction = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -140,7 +140,8 @@ class BlockHasher:
         """Append the hash of each hash block that has become full since the last call.
 
         Args:
-            block_hashes: the hashes so far of the same request.
+            block_hashes: the request's hashes so far.
+            content: the request.
 
         Raises:
             InvalidRequestError: a token id is negative or does not fit in 63 bits.
@@ -169,7 +170,7 @@ class BlockHasher:
             block_hashes.append(parent)
 
     def _root(self, content: Content) -> bytes:
-        """The hash before the first token: seed, adapter and salt, on which every block depends."""
+        """The hash before the first token, of seed, adapter and salt. All block hashes depend on it."""
         fields = [_field(b"s", self.seed)]
         if content.adapter is not None:
             fields.append(_field(b"a", content.adapter.encode()))
@@ -179,7 +180,7 @@ class BlockHasher:
 
 
 def hashes_at(block_hashes: Sequence[bytes], hash_block_size: int, block_size: int) -> Sequence[bytes]:
-    """The hashes of the full blocks of `block_size` tokens, picked from those of `hash_block_size` tokens.
+    """The hashes of the full blocks of `block_size` tokens, picked from all `block_hashes` of a request.
 
     Raises:
         InvalidRequestError: `block_size` is not a multiple of `hash_block_size`.
@@ -214,7 +215,7 @@ def _tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def _replaced(token_ids: list[int], start: int, content: Content) -> bytes:
-    """The fields for what replaces tokens of this block. Sets the ids of these tokens to `_REPLACED`."""
+    """Encode what replaces tokens of this block as fields. Sets the ids of these tokens to `_REPLACED`."""
     fields = []
     stop = start + len(token_ids)
     for item in content.multimodal_items:

@@ -81,8 +81,8 @@ class CacheView:
 
     dtype: torch.dtype
     axes: str
-    """A letter for each axis, as in `KVCacheLayout`; S for an axis of another kind of layer. Axis B counts
-    kernel blocks, of which a block may have several."""
+    """A letter for each axis, as in `KVCacheLayout`, and S for other axes of layers that are not attention.
+    Axis B counts kernel blocks; a block may consist of several."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int = 0
@@ -102,11 +102,11 @@ class PageLayout:
     """One view; a recurrent layer has one for each of its states."""
     is_recurrent: bool
     runs: tuple[Run, ...]
-    """The contiguous pieces of block 0's content, from the start of the layer's memory."""
+    """The contiguous pieces of block 0's content, counted from the start of the layer's memory."""
 
 
 class LayerPlacement(NamedTuple):
-    """Where the memory of one layer is: the number of a buffer, and the byte of it at which it starts."""
+    """Where one layer's memory is: the number of its buffer, and the byte of the buffer where it starts."""
 
     buffer: int
     offset: int
@@ -120,7 +120,7 @@ class LayerPlacement(NamedTuple):
 
 @dataclass(frozen=True)
 class KVCachePlacement:
-    """Where the memory of every layer of a configuration is. Sharing layers have none of their own."""
+    """Where the memory of every layer of a configuration is. Sharing layers have no memory of their own."""
 
     config: KVCacheConfig
     buffers: tuple[int, ...]
@@ -144,8 +144,8 @@ def place_kv_caches(
         contiguous: place all tensors in one buffer, even if the layout does not need it.
 
     Raises:
-        InvalidConfigError: `layout` is not a `KVCacheLayout`, or it does not fit a layer, whose name the
-            error gives.
+        InvalidConfigError: `layout` is not a `KVCacheLayout`, or does not fit a layer. The message names the
+            layer.
     """
     buffers = buffer_sizes(config, layout, contiguous)
     groups, slots = config.kv_cache_groups, config.kv_cache_tensors
@@ -158,7 +158,7 @@ def place_kv_caches(
     for group, kernel in zip(groups, kernels, strict=True):
         owners.update(_owners(group, kernel))
     regions = [[slot] for slot in slots] if layout.is_layer_outermost else [list(slots)] * bool(slots)
-    # A model has few kinds of regions, and many of each.
+    # Lay out each kind of region once: a model has few kinds, but many regions of each.
     known: dict[object, _Region] = {}
     layers: dict[str, LayerPlacement] = {}
     start = 0
@@ -179,7 +179,7 @@ def place_kv_caches(
 
 
 def buffer_sizes(config: KVCacheConfig, layout: KVCacheLayout, contiguous: bool) -> tuple[int, ...]:
-    """The size of each buffer in bytes: a buffer for each tensor, or one for all.
+    """The size of each buffer in bytes: one buffer for each tensor, or one for all of them.
 
     Raises:
         InvalidConfigError: `layout` is not a `KVCacheLayout`.
@@ -195,7 +195,7 @@ def buffer_sizes(config: KVCacheConfig, layout: KVCacheLayout, contiguous: bool)
 
 
 class _Owner(NamedTuple):
-    """What layers of a group with equal specs have in common; they own their memory."""
+    """What layers with equal specs in a group have in common. Each of them has memory of its own."""
 
     spec: KVCacheSpec
     kernel_block_size: int | None
@@ -213,7 +213,7 @@ class _Owner(NamedTuple):
 
 
 def _owners(group: KVCacheGroupSpec, kernel_block_size: int | None) -> dict[str, _Owner]:
-    """The owner of each layer. Layers with the same spec share one object, since there may be thousands."""
+    """The `_Owner` of each owning layer. Layers with one spec object share it: there may be thousands."""
     spec = group.kv_cache_spec
     if not isinstance(spec, UniformTypeKVCacheSpecs):
         return dict.fromkeys(group.owning_layers, _Owner(spec, kernel_block_size))
@@ -249,7 +249,7 @@ class _AttentionPages:
 
 
 def _attention_pages(owner: _Owner, layout: KVCacheLayout) -> _AttentionPages | None:
-    """None for a layer that is not attention: its pages have other axes."""
+    """The axes of an attention layer's pages. None for any other layer."""
     spec, kernel_blocks = owner.spec, owner.kernel_blocks
     if not isinstance(spec, AttentionSpec):
         return None
@@ -278,13 +278,13 @@ def _attention_pages(owner: _Owner, layout: KVCacheLayout) -> _AttentionPages | 
 
 
 _Region: TypeAlias = tuple[Sequence[int], Mapping[int, PageLayout]]
-"""Where the memory of each tensor begins, and the pages of the layers, by the `id` of their `_Owner`."""
+"""The byte where each tensor's memory begins, and the pages of layers by the `id` of their `_Owner`."""
 
 
 def _lay_out(
     region: Sequence[KVCacheTensor], owners: Mapping[str, _Owner], num_blocks: int, layout: KVCacheLayout
 ) -> _Region:
-    """Lay out the blocks of one region: of one tensor, or of all tensors that share a buffer."""
+    """Lay out the blocks of one region: one tensor, or all tensors that share a buffer."""
     named: dict[int, str] = {}
     for name in [name for slot in region for name in slot.shared_by]:
         named.setdefault(id(owners[name]), name)
@@ -390,7 +390,7 @@ def _in_elements(size: int, dtype: torch.dtype) -> int:
 
 
 def _runs(extents: Sequence[tuple[int, int]], itemsize: int) -> list[Run]:
-    """The contiguous pieces of an array with these (stride, size) pairs, as few as possible."""
+    """The contiguous pieces, as few as possible, of an array with these (stride, size) pairs."""
     together, starts = itemsize, [0]
     for stride, size in sorted(extents):
         if size == 1:

@@ -1,8 +1,7 @@
 """A minimal connector: it copies blocks to the host and back, and pins them in the pool meanwhile.
 
-A store reads blocks while the engine goes on. The request that they belong to may end and free them in that
-time. So the connector pins a block until its transfer is done. (vLLM delays the step that would reuse it
-instead.)
+A store reads blocks while the engine goes on. Meanwhile their request may end and free them. So the connector
+pins each block until its transfer is done. (vLLM instead delays the step that would reuse the block.)
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class _Job:
     is_store: bool
     group: int
     block_pairs: list[tuple[int, int]]
-    """A block of the device and a block of the host each."""
+    """Each is (block on the device, block on the host)."""
     done: torch.Event | None = None
 
 
@@ -39,7 +38,7 @@ class OffloadingConnector:
         host: host memory of the same form; see `kvref.canonical.like_on_host`.
 
     Raises:
-        InvalidConfigError: at construction, for memory of another form.
+        InvalidConfigError: at construction, if the host memory has another form.
     """
 
     def __init__(self, block_pool: BlockPool, device: CanonicalKVCaches, host: CanonicalKVCaches) -> None:
@@ -59,28 +58,28 @@ class OffloadingConnector:
         self._stream = torch.cuda.Stream(on_cuda[0]) if on_cuda else None  # type: ignore[no-untyped-call]
 
     def submit_store(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
-        """Submit a copy of blocks to the host, given as pairs (block, block on the host).
+        """Submit a job that copies blocks to the host. Each pair is (block, block on the host).
 
-        The blocks are referenced, or they are free and have keys, so that their content is known. From now on
-        the job pins them. One block may be stored to several on the host.
+        A block must be referenced, or free and cached: its content must be known. The job pins its blocks
+        until it is done. One block may be stored to several blocks on the host.
 
         Raises:
-            InvalidRequestError: there is such a job, a block on the host is given twice, or a block is null,
-                or free and without keys. Nothing has changed.
+            InvalidRequestError: a job of this name is not done, a block on the host is given twice, or a
+                block is the null block, or free without keys. Nothing has changed.
             InvalidConfigError: there is no such group, or no such block. Nothing has changed.
         """
         self._submit(job, _Job(True, group, list(block_pairs)))
 
     def submit_load(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
-        """Submit a copy of blocks from the host, given as for `submit_store`.
+        """Submit a job that copies blocks from the host. Each pair is (block, block on the host).
 
-        The blocks are referenced: a free block could be allocated meanwhile, or has keys that tell of other
-        content. One block on the host may be loaded into several.
+        A block must be referenced. A free block could be allocated meanwhile, and a free cached block would
+        get content that does not match its keys. One block on the host may be loaded into several blocks.
 
         Raises:
-            InvalidRequestError: there is such a job, a block is given twice, or a block is null or free.
-                Nothing has changed.
-            InvalidConfigError: as for `submit_store`.
+            InvalidRequestError: a job of this name is not done, a block is given twice, or a block is the
+                null block or free. Nothing has changed.
+            InvalidConfigError: there is no such group, or no such block. Nothing has changed.
         """
         self._submit(job, _Job(False, group, list(block_pairs)))
 
@@ -105,7 +104,7 @@ class OffloadingConnector:
         self._queued[name] = job
 
     def start_transfers(self) -> None:
-        """Start the submitted jobs. Call it once a step, when all that earlier steps write is queued."""
+        """Start the submitted jobs. Call it once per step, after you queued all writes of earlier steps."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         # Not `stream(None)`: it initialises CUDA even if the caches are on the CPU.
@@ -122,7 +121,7 @@ class OffloadingConnector:
         self._queued.clear()
 
     def get_finished(self) -> list[str]:
-        """The jobs that got done since the last call. Their blocks are not pinned any more."""
+        """The jobs that have finished since the last call. Their blocks are unpinned now."""
         finished = [name for name, job in self._running.items() if _is_done(job)]
         for name in finished:
             job = self._running.pop(name)

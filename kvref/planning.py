@@ -59,12 +59,12 @@ LayerSpecs = Mapping[str, KVCacheSpec]
 
 
 class BlockSizeWarning(UserWarning):
-    """Equal pages make prefix hits much coarser than the layers' own block sizes would."""
+    """To make all pages equal, the planner chose block sizes that make prefix hits much coarser."""
 
 
 @dataclass(frozen=True)
 class KVCacheTensor:
-    """Memory for layers of different groups: a block is in use by one of them at a time.
+    """Memory for one layer, or for layers of different groups: a block belongs to one group at a time.
 
     Raises:
         InvalidConfigError: at construction, if there are no layers.
@@ -86,8 +86,8 @@ class KVCacheGroupSpec:
     """Layers that share a block table.
 
     Raises:
-        InvalidConfigError: at construction, if a composite spec has other layers, or a layer shares a cache
-            that is not in the group.
+        InvalidConfigError: at construction, if a composite spec has other layers than the group's owning
+            layers, or a layer shares a cache that is not in the group.
     """
 
     layer_names: Sequence[str]
@@ -97,7 +97,7 @@ class KVCacheGroupSpec:
     is_eagle_group: bool = False
     """Whether the group has layers of a draft model that read one token ahead."""
     kv_sharing_layers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """The layer whose cache a layer uses, for layers without their own (see `kvref.sharing`)."""
+    """For each layer without a cache of its own, the layer whose cache it uses (see `kvref.sharing`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_names", tuple(self.layer_names))
@@ -158,8 +158,8 @@ class KVCacheConfig:
     """Memory of the layers; empty if only the scheduler uses the configuration."""
     kv_cache_groups: Sequence[KVCacheGroupSpec]
     runner_only_attn_layers: Collection[str] = ()
-    """Layers of groups that have no memory of their own and concern only the model runner. Layers that share
-    a cache may be listed here, but need not be."""
+    """Layers in groups that have no memory of their own and that only the model runner uses. Sharing layers
+    may be listed here, but need not be."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_cache_tensors", tuple(self.kv_cache_tensors))
@@ -202,8 +202,8 @@ def get_manager_for_kv_cache_spec(
 ) -> SingleTypeKVCacheManager:
     """Construct the manager that is registered for a spec.
 
-    For a composite that is the one manager of all its layers. It gets the spec of the layer that needs most
-    blocks, the first by name if several do.
+    All layers of a composite have the same manager. It gets the spec of the layer that needs most blocks, or
+    of the first of them by name.
 
     Args:
         kv_cache_spec: the spec of a group.
@@ -239,9 +239,10 @@ def _check_names(what: str, names: Sequence[str]) -> None:
 def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCacheSpec]:
     """Make the pages of all layers as large as the largest page.
 
-    A layer with smaller pages gets a larger block size, as many tokens as fit, and padding for the rest. It
-    gets padding alone if its page does not depend on the block size (recurrent layers), or if its sinks would
-    not fill the larger blocks.
+    The block size of a layer with smaller pages is multiplied as far as the pages allow, and padding fills
+    the rest. The layer gets only padding if its page does not depend on the block size (recurrent layers), or
+    if its sinks would not fill whole blocks of the larger size. If prefix hits become more than twice as
+    coarse, a `BlockSizeWarning` is issued.
 
     Raises:
         InvalidConfigError: the page of a layer cannot be made that large.
@@ -292,9 +293,9 @@ def get_kv_cache_groups(
     """Put layers into groups.
 
     All layers form one group if their specs merge, or if they are of one uniform type with one manager.
-    Otherwise all pages are made equal, and the layers with equal specs (a *kind*) are dealt out to groups.
-    A group has as many layers as the smallest kind, or as the largest kind if that has less than 1.5 times as
-    many: so few groups are short of layers.
+    Otherwise all pages are made equal, and layers with equal specs (a *kind*) are distributed over groups. A
+    group has at most as many layers as the smallest kind. If the largest kind has less than 1.5 times as many
+    layers, a group may have as many as the largest kind. So few groups are short of layers.
 
     Args:
         kv_cache_spec: the spec of each layer, by its name. A substituted class is planned as its substitute.
@@ -303,7 +304,8 @@ def get_kv_cache_groups(
 
     Raises:
         UnregisteredSpecError: the spec of a layer is not registered. This is checked first.
-        InvalidConfigError: pages cannot be made equal; or the layers need several groups, which are disabled.
+        InvalidConfigError: pages cannot be made equal; or the layers need several groups, although
+            `disable_hybrid_kv_cache_manager` is set.
     """
     KVCacheSpecRegistry.check_kv_cache_spec_registry(kv_cache_spec)
     specs = {name: KVCacheSpecRegistry.resolve(spec) for name, spec in kv_cache_spec.items()}
@@ -340,7 +342,7 @@ def _merged(specs: Iterable[KVCacheSpec]) -> KVCacheSpec:
 
 
 def _as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
-    """The same layer as full attention, if its class is one of ours: we know what its fields mean."""
+    """A built-in spec with a window or chunk, as full attention. Other specs stay: they may mean more."""
     if type(spec) not in (SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec):
         return spec
     full = MLAAttentionSpec if isinstance(spec, SlidingWindowMLASpec) else FullAttentionSpec
@@ -358,7 +360,8 @@ def get_kv_cache_configs(
     """Plan for several workers. All get the same groups in the same order, and the same number of blocks.
 
     Args:
-        kv_cache_specs: for each worker the specs of its layers. A name on several workers is one layer.
+        kv_cache_specs: for each worker the specs of its layers. The same name on several workers means the
+            same layer.
         available_memory: for each worker the bytes that its tensors may take.
         limits: the engine's limits.
         disable_hybrid_kv_cache_manager: as in `get_kv_cache_groups`.
@@ -369,8 +372,8 @@ def get_kv_cache_configs(
 
     Raises:
         UnregisteredSpecError: as in `get_kv_cache_groups`.
-        InvalidConfigError: as there; or workers have different specs for a layer; or there are too few blocks
-            for one request of `limits.max_model_len` and the null block.
+        InvalidConfigError: as in `get_kv_cache_groups`; or workers have different specs for a layer; or there
+            are too few blocks for one request of `limits.max_model_len` tokens and the null block.
     """
     layers: dict[str, KVCacheSpec] = {}
     for specs in kv_cache_specs:
@@ -413,7 +416,7 @@ def get_kv_cache_configs(
 def get_kv_cache_config_from_groups(
     kv_cache_groups: Sequence[KVCacheGroupSpec], num_blocks: int
 ) -> KVCacheConfig:
-    """The configuration for these groups with so many blocks, the null block included."""
+    """The configuration for these groups with `num_blocks` blocks, the null block included."""
     tensors = [KVCacheTensor(num_blocks * page, names) for page, names in _tensor_pages(kv_cache_groups)]
     return KVCacheConfig(num_blocks, tensors, kv_cache_groups)
 
@@ -454,7 +457,10 @@ def _num_sink_blocks(spec: KVCacheSpec) -> int:
 def resolve_kv_cache_block_sizes(
     kv_cache_groups: Sequence[KVCacheGroupSpec], enable_caching: bool = True
 ) -> tuple[int, int]:
-    """The scheduler block size and the hash block size, in tokens: the finest that fit all groups.
+    """The scheduler block size and the hash block size, in tokens.
+
+    They are the least common multiple and the greatest common divisor of the groups' block sizes. Without
+    caching both are the least common multiple.
 
     Raises:
         InvalidConfigError: there are no groups.
@@ -476,9 +482,9 @@ class KVCacheReport:
 
 
 def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
-    """How much a configuration can serve, whatever the order of groups and layers.
+    """How much a configuration can serve. The order of groups and layers does not matter.
 
-    Requests can use neither the null block nor the blocks of sinks.
+    The null block and the sink blocks are left out, because no request gets them.
     """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     sinks = sum(map(_num_sink_blocks, specs))

@@ -68,7 +68,7 @@ def current_platform() -> type[Platform]:
 
 
 def set_current_platform(platform: type[Platform] | None) -> None:
-    """Use this platform from now on. None makes the next look-up search for plugins again.
+    """Use this platform from now on. With None, `current_platform` searches for plugins again.
 
     Raises:
         PlatformError: it is no subclass of `Platform`.

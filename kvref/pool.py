@@ -7,9 +7,9 @@ A block is a number. Block 0 is the *null block*: it stands for "no block needed
 allocates, counts or caches it. Every other block is either referenced or in the free list. A free block keeps
 its keys, and so is still a prefix hit, until it is allocated again: then it is evicted.
 
-In front of the free list are the blocks without keys: those of the last call of `free_blocks` first, in the
-order of that call. Then come the cached blocks, those of the first call first. A request frees its blocks
-from the last to the first, so its end is evicted before its beginning.
+The free list begins with the blocks that have no key: each call of `free_blocks` puts its own in front, in
+the order of the call. The cached blocks follow: each call appends its own. A request frees its blocks from
+the last to the first, so its end is evicted before its beginning.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BlockPool(PrefixIndex):
     Every method raises `BlockError` for blocks or numbers that make no sense, and then has changed nothing.
 
     Args:
-        num_gpu_blocks: number of blocks, with the null block.
+        num_gpu_blocks: number of blocks, the null block included.
         enable_caching: whether blocks may get keys.
         hash_block_size: tokens from one hash of a request to the next.
         enable_kv_cache_events: record events. They pile up until `take_events` is called.
@@ -60,7 +60,7 @@ class BlockPool(PrefixIndex):
         self._ref_cnt = [0] * num_gpu_blocks
         self._free = OrderedDict.fromkeys(range(NULL_BLOCK + 1, num_gpu_blocks))
         self._pins = Counter[int]()
-        """How many of the references to a block are pins. A reserved block has one for good."""
+        """How many of the references to a block are pins. A reserved block always has one."""
         self._reserved = set[int]()
 
     def get_num_free_blocks(self) -> int:
@@ -76,7 +76,7 @@ class BlockPool(PrefixIndex):
         return self.num_gpu_blocks - 1 - len(self._reserved)
 
     def get_usage(self) -> float:
-        """The referenced part of the usable blocks, from 0 to 1; 0 if there are none."""
+        """The fraction of the usable blocks that is referenced, from 0 to 1; 0 if no block is usable."""
         usable = self.num_usable_blocks
         return 1 - self.get_num_free_blocks() / usable if usable else 0.0
 
@@ -86,7 +86,7 @@ class BlockPool(PrefixIndex):
         return self._ref_cnt[block]
 
     def count_references(self, blocks: Iterable[int], references: int) -> int:
-        """How many of these blocks, null blocks aside, have this reference count."""
+        """How many of these blocks have this reference count. Null blocks do not count."""
         return [self.get_ref_cnt(block) for block in blocks if block].count(references)
 
     def get_num_pins(self, block: int) -> int:
@@ -105,7 +105,7 @@ class BlockPool(PrefixIndex):
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each block, null blocks aside. Free ones leave the free list."""
+        """Add a reference to each block, except null blocks. Free ones leave the free list."""
         blocks = list(blocks)
         self._check_known(blocks)
         for block in filter(None, blocks):
@@ -113,7 +113,7 @@ class BlockPool(PrefixIndex):
             self._ref_cnt[block] += 1
 
     def free_blocks(self, ordered_blocks: Iterable[int]) -> None:
-        """Take a reference from each block, null blocks aside. Those with none left are free, in order."""
+        """Take a reference from each block, except null blocks. A block without references becomes free."""
         blocks = [block for block in ordered_blocks if block != NULL_BLOCK]
         self._check_known(blocks)
         for block, times in Counter(blocks).items():
@@ -130,13 +130,13 @@ class BlockPool(PrefixIndex):
         self._add_to_free_list(freed)
 
     def pin(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each block that belongs to no request, but to a transfer for example."""
+        """Add a reference to each block that `free_blocks` cannot take: a transfer holds it, for example."""
         blocks = list(filter(None, blocks))
         self.touch(blocks)
         self._pins.update(blocks)
 
     def unpin(self, blocks: Iterable[int]) -> None:
-        """Take a pin from each block. Those of reserved blocks stay."""
+        """Take a pin from each block. A reserved block keeps the pin of its reservation."""
         blocks = list(filter(None, blocks))
         for block, times in Counter(blocks).items():
             pins = self._pins[block] - (block in self._reserved)
@@ -163,9 +163,10 @@ class BlockPool(PrefixIndex):
         block_mask: Sequence[bool] | None = None,
         kind: str = "",
     ) -> None:
-        """Give blocks of a request's table their keys, from `num_cached_blocks` up to `num_full_blocks`.
+        """Cache the blocks of a request's table from index `num_cached_blocks` to `num_full_blocks` - 1.
 
-        Null blocks get none, nor blocks whose entry of `block_mask` is False. Events call the group `kind`.
+        Null blocks and blocks whose entry in `block_mask` is False get no key. `kind` is the name of the
+        group's spec class, for events.
         """
         start, number = num_cached_blocks, num_full_blocks - num_cached_blocks
         if number <= 0:
@@ -183,21 +184,20 @@ class BlockPool(PrefixIndex):
         if not len(table) == len(hashes) == len(mask) == number:
             raise BlockError(f"{number} blocks to cache, but {len(table)=}, {len(hashes)=}, {len(mask)=}")
         self._check_known(table)
-        places = [place for place, block in enumerate(table) if block and mask[place]]
-        new = self._add_keys(places, table, hashes, kv_cache_group_id)
+        new = self._add_keys(table, hashes, mask, kv_cache_group_id)
         if self.enable_kv_cache_events:
             new = [start + place for place in new]
             self._events += blocks_stored(request, new, step, block_size, kv_cache_group_id, kind)
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Take all keys from blocks. Free ones go to the front of the free list."""
+        """Take all keys from blocks. Free blocks that had a key move to the front of the free list."""
         blocks = [block for block in dict.fromkeys(block_ids) if self.get_keys(block)]
         for block in blocks:
             self._drop_keys(block)
         self._add_to_free_list([block for block in reversed(blocks) if block in self._free])
 
     def reset_prefix_cache(self) -> bool:
-        """Take all keys from all blocks, unless a request or a transfer holds one. Returns whether it did."""
+        """Take all keys from all blocks and return True. While a block is referenced, only return False."""
         if self.get_num_free_blocks() != self.num_usable_blocks:
             return False
         self._clear()
@@ -210,9 +210,10 @@ class BlockPool(PrefixIndex):
                 self._free.move_to_end(block, last=False)
 
     def _add_keys(
-        self, places: Sequence[int], table: Sequence[int], hashes: Sequence[bytes], group: int
+        self, table: Sequence[int], hashes: Sequence[bytes], mask: Sequence[bool], group: int
     ) -> list[int]:
-        """Give the blocks at these places their keys. Returns the places whose key is new to the index."""
+        """Cache the blocks that are neither null nor masked out. Returns the indices of keys no block had."""
+        places = [place for place, block in enumerate(table) if block and mask[place]]
         if free := [table[place] for place in places if table[place] in self._free]:
             raise BlockError(f"blocks {free} are free and cannot get keys")
         self.keyed_this_step.update(table[place] for place in places)

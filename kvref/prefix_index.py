@@ -1,4 +1,4 @@
-"""The prefix-cache index: which blocks have which keys, and the events by which others can follow it."""
+"""The prefix-cache index: which blocks have which keys. Its events let others keep a copy of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[bytes, int]
 
 
 class PrefixIndex:
-    """Keys of blocks, both ways. A block may have several keys, and a key several blocks.
+    """The keys of each block, and the blocks of each key. Both can be several.
 
     Args:
         num_gpu_blocks: number of blocks; the first is 0.
@@ -31,7 +31,7 @@ class PrefixIndex:
         self._blocks: dict[Key, list[int]] = {}
         """The blocks of each key, in the order in which they got it."""
         self._found = defaultdict[int, dict[bytes, int]](dict)
-        """By group and hash, the block that a look-up finds: the first that has the key."""
+        """By group and hash, the block that a look-up finds: the one that has had the key longest."""
 
     def get_keys(self, block: int) -> tuple[Key, ...]:
         """The keys of a block, in the order in which it got them."""
@@ -57,7 +57,7 @@ class PrefixIndex:
         return found
 
     def have_keys(self, blocks: Sequence[int], hashes: Sequence[bytes], kv_cache_group_id: int) -> bool:
-        """Whether each block has the key of its hash. False if there are not as many hashes as blocks."""
+        """Whether each block has the key of the hash at its index. False if the numbers of both differ."""
         keys = [self.get_keys(block) for block in blocks]
         return len(keys) == len(hashes) and all(
             (block_hash, kv_cache_group_id) in own for block_hash, own in zip(hashes, keys, strict=True)
@@ -69,7 +69,7 @@ class PrefixIndex:
         return events
 
     def _add_key(self, block: int, key: Key) -> bool:
-        """Give a block a key. Returns whether no block had it before."""
+        """Give a block a key. Returns True if no block had this key before."""
         blocks = self._blocks.setdefault(key, [])
         if block in blocks:
             return False
@@ -80,7 +80,7 @@ class PrefixIndex:
         return len(blocks) == 1
 
     def _drop_keys(self, block: int) -> None:
-        """Take all keys from a block. A key that no block has any more is an event."""
+        """Take all keys from a block, and record an event for each key that no block has any more."""
         for key in self._keys.pop(block, ()):
             blocks = self._blocks[key]
             blocks.remove(block)

@@ -70,10 +70,13 @@ class KVCacheSpecRegistry:
 
     @classmethod
     def check_kv_cache_spec_registry(cls, kv_cache_spec: Mapping[str, KVCacheSpec]) -> None:
-        """Check that every layer, given by its name, has a spec of a known class.
+        """Check that the spec of every layer is of a registered class, or of a class that derives from one.
+
+        Args:
+            kv_cache_spec: the spec of each layer, by the layer's name.
 
         Raises:
-            UnregisteredSpecError: a layer has not. The message names the layer and the class.
+            UnregisteredSpecError: a layer's spec is of another class. The message names layer and class.
         """
         table = cls._table()
         for layer_name, spec in kv_cache_spec.items():
@@ -100,7 +103,7 @@ class KVCacheSpecRegistry:
         manager_class: ManagerClass | None = None,
         uniform_type_base_spec: SpecClass | None = None,
     ) -> None:
-        """Register a spec class. The same registration again does nothing.
+        """Register a spec class. To repeat a registration does nothing.
 
         Args:
             kvcache_spec_cls: the class.
@@ -109,7 +112,7 @@ class KVCacheSpecRegistry:
 
         Raises:
             ConflictingRegistrationError: the class has another manager or base already. Nothing changes.
-            RegistrationError: no manager, or a base that is no ancestor. Nothing changes.
+            RegistrationError: there is no manager, or the base is no ancestor. Nothing changes.
         """
         base = kvcache_spec_cls if uniform_type_base_spec is None else uniform_type_base_spec
         # The entry refuses None, like any other value that is no manager class.
@@ -154,7 +157,7 @@ class KVCacheSpecRegistry:
 
     @classmethod
     def initialise(cls, vllm_config: object = None) -> None:
-        """Run the hook of the current platform, unless it has run. From within a hook this does nothing.
+        """Run the hook of the current platform if it has not run yet. From within a hook this does nothing.
 
         If another thread is running a hook, this waits until the hook returns.
 
@@ -184,7 +187,7 @@ class KVCacheSpecRegistry:
     @classmethod
     @contextmanager
     def snapshot(cls) -> Iterator[None]:
-        """For tests: at exit the registry is as it was at entry, whatever happened. Not for use in a hook."""
+        """For tests: at exit, restore the registry as it was at entry. Not for use in a hook."""
         table = cls._shared.state
         try:
             yield
@@ -193,9 +196,9 @@ class KVCacheSpecRegistry:
 
 
 def register_all_kvcache_specs(vllm_config: object = None) -> None:
-    """What an engine calls at start, with its configuration. To call it again is harmless.
+    """Prepare the registry. An engine calls this at start, with its configuration. A second call is harmless.
 
-    The built-in classes have their entries already, so this is `KVCacheSpecRegistry.initialise`.
+    The built-in classes have their entries already, so this only runs the platform's hook.
 
     Raises:
         PlatformError: the platform's hook failed, or no platform could be chosen.
@@ -212,11 +215,12 @@ def register_kv_cache_spec(
 
     Args:
         manager_class: as in `KVCacheSpecRegistry.register`.
-        uniform_type_base_spec: as there.
+        uniform_type_base_spec: as in `KVCacheSpecRegistry.register`.
         override: if the class has an entry already, change it with `KVCacheSpecRegistry.override`.
 
     Raises:
-        ConflictingRegistrationError, RegistrationError: as there, when the class is decorated.
+        ConflictingRegistrationError, RegistrationError: when the class is decorated, for the reasons that
+            `KVCacheSpecRegistry.register` gives.
     """
 
     def decorate(kvcache_spec_cls: SpecClassT) -> SpecClassT:

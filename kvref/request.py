@@ -46,9 +46,9 @@ class Request:
         self.multimodal_items = tuple(multimodal_items)
         self.embeddings = dict(embeddings or {})
         self.num_computed_tokens = 0
-        """Tokens whose KV is computed or scheduled. Tokens of a prefix hit count once they are allocated."""
+        """Tokens whose KV is computed or scheduled, with those of a prefix hit once slots are allocated."""
         self.num_in_flight_tokens = 0
-        """Those of them that are in flight. Draft tokens among them may still be rejected."""
+        """How many of the computed tokens are in flight. Draft tokens among them may still be rejected."""
         self.skip_reading_prefix_cache = False
         tokens = list(prompt_token_ids)
         if not tokens:
@@ -68,7 +68,7 @@ class Request:
         return len(self.all_token_ids)
 
     def append_output_token_ids(self, token_ids: int | Iterable[int]) -> None:
-        """Append output tokens, without draft tokens, and the hashes of the blocks that they fill.
+        """Append output tokens, without draft tokens, and hash the blocks that they fill.
 
         Raises:
             InvalidRequestError: a token is negative.

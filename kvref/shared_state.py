@@ -1,6 +1,7 @@
-"""State that several threads share, and that foreign code changes as a whole or not at all.
+"""State that several threads share. Either all changes of a transaction are published, or none.
 
-The state is an immutable value. A *change* is a function that returns the next value, or raises to refuse.
+The state is an immutable value. A *change* is a function from the present value to the next one. To refuse,
+it raises an exception.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class SharedState(Generic[StateT]):
         return self._own_transaction() is not None
 
     def change(self, change: Callable[[StateT], StateT]) -> None:
-        """Replace the value. An exception of the change leaves it as it was.
+        """Replace the value. If `change` raises an exception, the value stays as it was.
 
         Args:
             change: returns the next value and does nothing else. In a transaction it is called twice.
@@ -68,8 +69,13 @@ class SharedState(Generic[StateT]):
         """Publish all changes of the block at once at its end, or none if an exception ends it.
 
         Other threads go on reading and changing the published value. A thread that wants a transaction of its
-        own waits. A thread that is in a transaction must not begin another one.
+        own waits.
+
+        Raises:
+            RuntimeError: this thread is in a transaction already.
         """
+        if self.in_transaction:
+            raise RuntimeError("a transaction cannot begin inside another one of the same thread")
         with self._turn:
             transaction = self._transaction = _Transaction(self._published)
             try:

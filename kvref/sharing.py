@@ -28,7 +28,7 @@ def get_shared_kv_cache_layers(layers: Mapping[str, object]) -> dict[str, str]:
     """The target of each sharing layer, read from its attribute `kv_sharing_target_layer_name`.
 
     Raises:
-        KVSharingError: the attribute is neither a name nor None. Names the layer.
+        KVSharingError: the attribute is neither a name nor None. The message names the layer.
     """
     targets: dict[str, str] = {}
     for name, layer in layers.items():
@@ -49,7 +49,7 @@ def resolve_kv_sharing(
     owners: Collection[str],
     kv_cache_groups: Iterable[KVCacheGroupSpec] = (),
 ) -> dict[str, str]:
-    """The owner of the cache that each sharing layer uses, in time linear in the number of layers.
+    """The owner of each sharing layer's cache. Takes time linear in the number of layers.
 
     Args:
         shared_kv_cache_layers: the target of each sharing layer.
@@ -59,7 +59,8 @@ def resolve_kv_sharing(
 
     Raises:
         KVSharingError: targets form a cycle or lead to a layer without a cache; a layer with a cache of its
-            own names a target; or a layer that has joined a group now names another owner. Names the layers.
+            own names a target; or a layer that has joined a group now names another owner. The message names
+            the layers.
     """
     owners = frozenset(owners)
     joined = {sharer: owner for group in kv_cache_groups for sharer, owner in group.kv_sharing_layers.items()}
@@ -110,18 +111,18 @@ def add_kv_sharing_layers_to_kv_cache_groups(
     kv_cache_groups: Iterable[KVCacheGroupSpec],
     runner_only_attn_layers: set[str] | None = None,
 ) -> list[KVCacheGroupSpec]:
-    """The groups with each sharing layer added to that of its owner, behind the layers that own a cache.
+    """The groups, with each sharing layer added to its owner's group, after the layers that own a cache.
 
-    A second call changes nothing: an engine makes it when it sets up its draft model. (vLLM changes the
-    groups in place, and lists the layers once more with each call.)
+    If you pass the result again, you get equal groups. An engine does so when it sets up its draft model.
+    (vLLM changes the groups in place, and each call adds the sharing layers again.)
 
     Args:
         shared_kv_cache_layers: the target of each sharing layer.
-        kv_cache_groups: left as they are.
+        kv_cache_groups: the groups so far. They are not changed.
         runner_only_attn_layers: if given, the sharing layers are added to this set.
 
     Raises:
-        KVSharingError: as `resolve_kv_sharing`. Then nothing is changed.
+        KVSharingError: as `resolve_kv_sharing`. Nothing has changed.
     """
     groups = list(kv_cache_groups)
     if not shared_kv_cache_layers:

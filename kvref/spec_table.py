@@ -1,6 +1,6 @@
-"""The table behind the registry: an immutable value, and what each registration makes of it.
+"""The table behind the registry. It is immutable: each registration makes a new table.
 
-Nothing here knows of threads or of the process's one registry; see `kvref.registry`.
+Threads, and the one table that the process uses, are the concern of `kvref.registry`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class KVCacheSpecMetadata:
     """The entry of a spec class.
 
     Raises:
-        RegistrationError: at construction, if a part is not of its kind, or if the base is neither the class
-            nor one of its ancestors.
+        RegistrationError: at construction, if a value is not a spec class or not a manager class where one is
+            needed, or if the base is neither the class nor one of its ancestors.
     """
 
     kvcache_spec_cls: SpecClass
     manager_class: ManagerClass
     """Runs the block tables of the class, and of subclasses without an entry of their own."""
     uniform_type_base_spec: SpecClass
-    """The uniform base: classes with the same one may share a group, whatever their page sizes."""
+    """The uniform base: classes with the same base may share a group, whatever their page sizes."""
 
     def __post_init__(self) -> None:
         spec_class, base = self.kvcache_spec_cls, self.uniform_type_base_spec
@@ -60,9 +60,9 @@ class SpecTable:
     """Entries and substitutes. Each change returns a new table, or raises."""
 
     registered: Mapping[SpecClass, KVCacheSpecMetadata]
-    """Entries as `register` was given them: to register the same again is no conflict, overridden or not."""
+    """Entries as given to `register`. To register one again is no conflict, even after `override`."""
     entries: Mapping[SpecClass, KVCacheSpecMetadata]
-    """Entries as look-ups return them, for the same classes: with overrides."""
+    """Entries of the same classes as look-ups return them: with overrides."""
     substitutes: Mapping[SpecClass, SpecClass]
     """For a class, the subclass that its layers are planned as."""
     platforms: frozenset[type[Platform]]
@@ -73,7 +73,7 @@ class SpecTable:
         return next((self.entries[each] for each in spec_class.__mro__ if each in self.entries), None)
 
     def resolve(self, spec: KVCacheSpec) -> KVCacheSpec:
-        """The spec itself, or one of the last substitute of its class with the value of every field."""
+        """The spec itself. If its class has a substitute, a spec of the last substitute with equal fields."""
         spec_class = type(spec)
         while spec_class in self.substitutes:
             spec_class = self.substitutes[spec_class]
@@ -82,7 +82,7 @@ class SpecTable:
         return spec_class(**{name: getattr(spec, name) for name in _parameters(type(spec))})
 
     def register(self, entry: KVCacheSpecMetadata) -> SpecTable:
-        """With one more entry, or unchanged if the class has this one already."""
+        """The table with one more entry; the same table if the class has this entry already."""
         spec_class = entry.kvcache_spec_cls
         present = self.registered.get(spec_class)
         if present == entry:
@@ -105,7 +105,7 @@ class SpecTable:
         uniform_type_base_spec: SpecClass | None,
         substitute: SpecClass | None,
     ) -> SpecTable:
-        """With another manager, uniform base or substitute of the class; None keeps the present one."""
+        """The table with another manager, base or substitute of the class. None keeps the present one."""
         _require_subclass(spec_class, KVCacheSpec, "kvcache_spec_cls")
         present = self.entries.get(spec_class)
         if present is None:
@@ -129,7 +129,7 @@ class SpecTable:
         return replace(self, entries={**self.entries, spec_class: entry}, substitutes=substitutes)
 
     def remove_substitute(self, spec_class: SpecClass) -> SpecTable:
-        """Without the substitute of the class."""
+        """The table without the substitute of the class."""
         _require_subclass(spec_class, KVCacheSpec, "kvcache_spec_cls")
         if spec_class not in self.substitutes:
             raise RegistrationError(f"{spec_class.__name__} has no substitute to remove")
@@ -138,7 +138,7 @@ class SpecTable:
 
 
 def _check_substitute(spec_class: SpecClass, substitute: SpecClass) -> None:
-    """Refuse a class as which not every spec of `spec_class` could be rebuilt."""
+    """Raise `RegistrationError` if some spec of `spec_class` could not be rebuilt as a `substitute`."""
     name = spec_class.__name__
     _require_subclass(substitute, spec_class, f"the substitute of {name}")
     # Each substitute derives from the class before it, so no chain of them is a loop.
@@ -160,7 +160,7 @@ def _check_substitute(spec_class: SpecClass, substitute: SpecClass) -> None:
 
 
 def _parameters(spec_class: SpecClass) -> dict[str, dataclasses.Field[object]]:
-    """The fields that construction takes."""
+    """The fields that the constructor of the class takes, by name."""
     return {field.name: field for field in dataclasses.fields(spec_class) if field.init}
 
 

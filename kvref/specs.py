@@ -6,7 +6,7 @@ Sizes are bytes of a *page*, which is one block of one layer. Lengths are tokens
 A *state* is what the cache stores for `tokens_per_state` tokens. In ordinary attention that is the K and V of
 one token.
 
-Specs know no manager and no registry. `kvref.registry` knows both.
+This module knows neither managers nor the registry; `kvref.registry` knows both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 MergeRule = Callable[[Sequence[Any]], Any]
-"""Merges the values of a field, one of each spec, into one value. Raises ValueError to refuse."""
+"""Merges the values that the specs have in one field into one value. Raises ValueError to refuse."""
 
 _SCALE_BYTES = torch.float32.itemsize
 _MAMBA_CACHE_MODES = ("none", "all", "align")
@@ -153,7 +153,7 @@ class KVCacheSpec:
 
     @property
     def uniform_key(self) -> Hashable:
-        """Specs with one uniform base are uniform if this is equal, too (`kvref.uniform`)."""
+        """Two specs with the same uniform base are uniform if their keys are equal (`kvref.uniform`)."""
         return ()
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
@@ -161,7 +161,7 @@ class KVCacheSpec:
         raise NotImplementedError(f"{type(self).__name__} must define max_memory_usage_bytes")
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
-        """The most blocks that any request needs at a time; None if that grows with its length."""
+        """The most blocks that any request needs at a time; None if the number grows with its length."""
         return None
 
     def copy_with_new_block_size(self, block_size: int) -> Self:
@@ -170,13 +170,14 @@ class KVCacheSpec:
         vLLM stores derived padding in the spec, so its copies keep the padding of the old size (PR 31635).
 
         Raises:
-            InvalidSpecError: the spec is impossible at that size; `page_size_padded` may be too small.
+            InvalidSpecError: the spec is impossible at that size, for example because `page_size_padded` is
+                too small.
         """
         return dataclasses.replace(self, block_size=block_size)
 
     @classmethod
     def merge(cls, specs: Sequence[Self]) -> Self:
-        """One spec for all layers of a group. It keeps every field, and the order does not matter.
+        """Merge the specs of a group's layers into one that keeps every field. Their order does not matter.
 
         All specs must be of one class, so a merge never drops the fields of a subclass. They must be equal in
         every field that has no rule in `merge_rules`.
@@ -239,7 +240,7 @@ class PaddedKVCacheSpec(KVCacheSpec):
     page_size_padded: int | None = None
     """Bytes of a page, set by the platform; None derives them from the content and `alignment`."""
     alignment: int | None = None
-    """Bytes of which the page is a multiple; None means no alignment."""
+    """The page is a multiple of this many bytes; None means no alignment."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,7 +281,7 @@ class AttentionSpec(PaddedKVCacheSpec):
     """A layer that stores K and V for each token and head. All kinds of attention derive from this class.
 
     Raises:
-        InvalidSpecError: at construction, also if a block is no whole number of states.
+        InvalidSpecError: at construction, also if a block does not hold a whole number of states.
     """
 
     num_kv_heads: int
@@ -359,8 +360,8 @@ class AttentionSpec(PaddedKVCacheSpec):
 class FullAttentionSpec(AttentionSpec):
     """Attention over all earlier tokens: a request keeps every block until it ends.
 
-    If the kernel attends to a window or a chunk only, and the cache keeps all tokens all the same, the layer
-    sets `sliding_window` or `attention_chunk_size`. It merges with layers that set neither.
+    A kernel may attend only to a window or a chunk although the cache keeps all tokens. The spec then records
+    `sliding_window` or `attention_chunk_size`. It merges with specs that set neither.
     """
 
     sliding_window: int | None = None
@@ -391,7 +392,7 @@ class MLAAttentionSpec(FullAttentionSpec):
 
     head_size_v: int = 0
     cache_dtype_str: str | None = None
-    """Name of the cache dtype, for the backend. If it packs values, `state_content_bytes` has the size."""
+    """Name of the cache dtype, for the backend. A dtype that packs values needs `state_content_bytes`."""
     model_version: str | None = None
 
     def check_fields(self) -> None:
@@ -428,7 +429,7 @@ class TQFullAttentionSpec(FullAttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkFullAttentionSpec(FullAttentionSpec):
-    """Full attention that also sees `sink_len` sink tokens, stored once for all requests."""
+    """Full attention, also to `sink_len` sink tokens, which are stored once for all requests."""
 
     sink_len: int = 0
 
@@ -437,7 +438,7 @@ class SinkFullAttentionSpec(FullAttentionSpec):
         _require_int(self, "sink_len", 0)
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """As full attention, and the blocks of the sinks, which every request needs."""
+        """The bytes of full attention, and those of the sink blocks, which every request needs."""
         sinks = _cdiv(self.sink_len, self.block_size) * self.page_size_bytes
         return super().max_memory_usage_bytes(limits) + sinks
 
@@ -460,9 +461,9 @@ class SlidingWindowSpec(AttentionSpec):
         return "sliding_window", self.sliding_window, self.extra_retained_tokens
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
-        """Blocks of the window before the next token and of the tokens in flight.
+        """Enough blocks for the window before the next token and for the tokens in flight.
 
-        One more than these tokens fill, because the window need not start at the edge of a block.
+        That is one block more than these tokens fill, because the window may start within a block.
         """
         window = self.sliding_window - 1 + self.extra_retained_tokens
         return _cdiv(min(window + max_in_flight_tokens, max_model_len), self.block_size) + 1
@@ -490,7 +491,7 @@ class SlidingWindowMLASpec(SlidingWindowSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedLocalAttentionSpec(AttentionSpec):
-    """Attention within chunks: a token sees the earlier tokens of its own chunk."""
+    """Attention within chunks: a token attends to the earlier tokens of its own chunk."""
 
     attention_chunk_size: int
 
@@ -503,9 +504,9 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
         return "attention_chunk_size", self.attention_chunk_size
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
-        """Blocks of one chunk and of the tokens in flight, but no more than the longest request has.
+        """Enough blocks for one chunk and the tokens in flight, but no more than the longest request has.
 
-        One more if chunks do not start at the edge of a block. (vLLM does not count that block.)
+        If a chunk can start within a block, that is one block more. (vLLM does not count that block.)
         """
         tokens = self.attention_chunk_size + max_in_flight_tokens
         unaligned = self.attention_chunk_size % self.block_size != 0
@@ -519,7 +520,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionSpec(AttentionSpec):
-    """Attention of a decoder to the output of its encoder. A request keeps all of it."""
+    """Attention of a decoder to its encoder's output. A request keeps the blocks of all encoder tokens."""
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
         return _cdiv(limits.max_encoder_tokens, self.block_size) * self.page_size_bytes
@@ -547,9 +548,9 @@ class MambaSpec(PaddedKVCacheSpec):
     mamba_type: str = "mamba2"
     """Name of the kind of layer, for the backend."""
     mamba_cache_mode: str = "none"
-    """The snapshots for prefix caching: "none", "all" (one at the end of each block) or "align" (few)."""
+    """Snapshots for prefix caching: "none", "all" (at the end of each block), "align" (at ends of steps)."""
     num_speculative_blocks: int = 0
-    """More blocks of a request, for the states of draft tokens."""
+    """Additional blocks of a request, for the states of draft tokens."""
 
     def check_fields(self) -> None:
         super().check_fields()
@@ -584,11 +585,11 @@ class MambaSpec(PaddedKVCacheSpec):
         return "mamba", self.page_size_bytes, self.num_speculative_blocks, self.mamba_cache_mode
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """The running state, the states that steps in flight write, and the speculative blocks.
+        """The bytes of the running state, the states that steps in flight write, and the speculative blocks.
 
         In mode "align" a step writes one new state, and each step in flight still reads the state before it.
-        In the other modes a block stands for its place in the sequence. A request then holds the block of the
-        last computed token and the blocks of the tokens in flight.
+        In the other modes each `block_size` tokens have their own block. A request then holds the block of
+        the last computed token and the blocks of the tokens in flight.
         """
         if self.mamba_cache_mode == "align":
             states = 1 + _STEPS_IN_FLIGHT
@@ -663,7 +664,7 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
         return sum(spec.page_size_bytes for spec in self.kv_cache_specs.values())
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """The blocks of the layer that needs most, times the bytes of a block in all layers."""
+        """The number of blocks of the layer that needs most, times the bytes of a block in all layers."""
         specs = self.kv_cache_specs.values()
         blocks = max(_cdiv(spec.max_memory_usage_bytes(limits), spec.page_size_bytes) for spec in specs)
         return blocks * self.page_size_bytes

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 KVCache: TypeAlias = torch.Tensor | list[torch.Tensor]
-"""The cache of a layer: a tensor with the axes of the layout. A recurrent layer has one for each state."""
+"""The cache of a layer: one tensor with the axes of the layout, or a list with one for each state."""
 
 
 _MAX_TENSOR_BYTES = torch.iinfo(torch.int64).max
@@ -99,7 +99,7 @@ def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor
             at the start of its storage.
 
     Raises:
-        InvalidConfigError: a buffer is not like that.
+        InvalidConfigError: the buffers do not meet these conditions.
     """
     _check_buffers(buffers, placement.buffers)
     # View a buffer as a dtype once for all layers.
@@ -156,7 +156,7 @@ def allocate_buffers(
     """Allocate one-dimensional int8 tensors of these sizes in bytes, all zero.
 
     Args:
-        describe: returns what the buffer of a number is for and where it is, for the message of an error.
+        describe: gets the number of a buffer, and returns what it is for and where it is, for an error.
 
     Raises:
         OutOfCacheMemoryError: the device has too little memory. Nothing stays allocated.
@@ -213,7 +213,7 @@ def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, st
         shared_kv_cache_layers: the target of each sharing layer.
 
     Raises:
-        KVSharingError: as `resolve_kv_sharing`. Then nothing is changed.
+        KVSharingError: as `resolve_kv_sharing`. Nothing has changed.
     """
     placement = kv_caches.placement
     owners = resolve_kv_sharing(
@@ -233,8 +233,8 @@ def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) ->
 
     Raises:
         InvalidConfigError: a layer of a group has no cache, or a layer with a cache is in no group or not in
-            the model; then nothing is changed. Or a layer does not accept the attribute; then the layers
-            before it have theirs.
+            the model. Nothing has changed then. Also if a layer does not accept the attribute. Then the
+            layers before it keep theirs.
     """
     config, bound = kv_caches.placement.config, kv_caches.layers.keys()
     grouped = {name for group in config.kv_cache_groups for name in group.layer_names}

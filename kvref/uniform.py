@@ -1,7 +1,7 @@
 """Which layers are uniform: they always need the same number of token slots, so they may share a group.
 
-Two specs are uniform if they have one registered uniform base and equal `uniform_key`s. So the order of the
-layers does not matter. (vLLM asks the first spec alone, which may know less than the others.)
+Two specs are uniform if the registry has the same uniform base for both and their `uniform_key`s are equal.
+So the order of the layers does not matter. (vLLM asks only the first spec, which may lack fields of others.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["get_uniform_type_specs", "is_uniform_type", "is_uniform_with_collect
 
 
 def is_uniform_with_collection(kv_cache_spec: KVCacheSpec, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
-    """Whether a spec is uniform with the specs of all these layers, block sizes aside.
+    """Whether a spec is uniform with the specs of all these layers. Block sizes may differ.
 
     Raises:
         UnregisteredSpecError: one of the specs is not registered.
@@ -43,13 +43,13 @@ def is_uniform_type(kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
     if not kv_cache_specs:
         return False
     first = next(iter(kv_cache_specs.values()))
-    # Before block sizes are compared, so that an unregistered spec is refused in any case.
+    # Ask this before comparing block sizes, so that an unregistered spec is refused in any case.
     uniform = is_uniform_with_collection(first, kv_cache_specs)
     return uniform and len({spec.block_size for spec in kv_cache_specs.values()}) == 1
 
 
 def get_uniform_type_specs(kv_cache_specs: Mapping[str, KVCacheSpec]) -> UniformTypeKVCacheSpecs | None:
-    """The composite of the layers, or None if they are not of one uniform type.
+    """The composite of the layers; None if they are not uniform or have several block sizes.
 
     Raises:
         UnregisteredSpecError: the spec of a layer is not registered.

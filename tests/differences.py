@@ -17,9 +17,9 @@ Made from `differences.toml` by `python tests/differences.py > docs/differences.
 page.
 
 The reference uses vLLM's names and does what vLLM 0.32.0 does, except for the differences below. Each is on
-purpose. `tests/vllm/test_differential.py` checks that there are no others: it makes both do the same, and
-recognises every deviation as one of these. It must see those marked with *. Laws and our own tests cover the
-rest.
+purpose. `tests/vllm/test_differential.py` checks that there are no others. It has both perform the same
+operations, and must recognise every deviation as one of these. It must see each difference marked with *.
+Laws and our own tests cover the others.
 
 | where | vLLM 0.32.0 | the reference | why |
 |---|---|---|---|

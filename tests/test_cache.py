@@ -577,6 +577,19 @@ def test_what_has_been_evicted_meanwhile_is_refused() -> None:
         manager.allocate_slots(new, 1, hit, blocks)
 
 
+def test_what_is_loaded_hides_no_evicted_block() -> None:
+    """All tokens are loaded. The last is computed again, and needs a block that the next token does not."""
+    manager = make([window(6)])
+    done, _ = run(manager, "a", range(9))
+    manager.free(done)
+    new = request("b", range(9))
+    blocks, hit = manager.get_computed_blocks(new)
+    assert hit == 8
+    manager.evict_blocks(blocks.blocks[0][:1])
+    with pytest.raises(InvalidRequestError, match="evicted"):
+        manager.allocate_slots(new, 0, hit, blocks, num_external_computed_tokens=1)
+
+
 def test_the_whole_sequence_can_be_asked_for() -> None:
     manager = make([full()], num_blocks=6)
     long = request("a", range(24))
@@ -720,6 +733,9 @@ REFUSALS: dict[str, Callable[[KVCacheManager], object]] = {
     ),
     "blocks of fewer groups": lambda m: m.allocate_slots(
         request("b", range(9)), 1, 8, KVCacheBlocks(([1, 2],))
+    ),
+    "blocks of no groups": lambda m: m.allocate_slots(
+        request("b", range(9)), 9, new_computed_blocks=KVCacheBlocks(())
     ),
     "null blocks in a hit": lambda m: m.allocate_slots(
         request("b", range(9)), 1, 8, KVCacheBlocks(([0, 0], [0, 0]))

@@ -1,1 +1,1 @@
-"""The conformance suite: laws, the processes that run them, and the reports they end in."""
+"""The conformance suite: the laws, the processes that run them, and the reports."""

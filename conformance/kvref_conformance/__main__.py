@@ -1,4 +1,4 @@
-"""`kvref`, and a plain word when what it needs is not installed."""
+"""The command `kvref`. If a package is not installed, it says which extra to install."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say in one line what is missing."""
+    """Run the command line. If a package is missing, print one line that names it, and exit with 2."""
     try:
         from kvref_conformance.commands.cli import cli
     except ModuleNotFoundError as error:

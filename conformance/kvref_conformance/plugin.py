@@ -1,6 +1,6 @@
 """Options for `pytest --pyargs kvref_conformance`.
 
-Every pytest run of every user imports this: keep it tiny.
+pytest imports this module in every run, wherever kvref is installed: keep it tiny.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The target and the effort; the same as those of `kvref check`."""
+    """Add options that name the target and the effort, like those of `kvref check`."""
     group = parser.getgroup("kvref", "conformance of KV-cache implementations")
     group.addoption("--kv-target", default=None, help="target to check, as for `kvref check`")
     group.addoption("--kv-profile", default=None, help="file of what the vendor declares, or none")

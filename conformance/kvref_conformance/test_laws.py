@@ -22,19 +22,19 @@ from kvref_conformance.targets import UnknownTarget
 
 
 def option(config: pytest.Config, name: str) -> Any:
-    """The value of one of our options."""
+    """The value of an option that `plugin.py` adds."""
     return config.getoption(name)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each selected law."""
+    """Make one test for each selected law."""
     if "law" not in metafunc.fixturenames:
         return
     try:
         laws = select_laws(option(metafunc.config, "--kv-laws"))
     except NoSuchLaw as error:
         raise pytest.UsageError(str(error)) from error
-    # Every law is judged together with that one.
+    # Each test also judges `target.answers`. It needs its own test only if no other law is chosen.
     metafunc.parametrize("law", [law for law in laws if law != ANSWERS.id] or laws)
 
 
@@ -62,7 +62,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
 
 
 def test_there_is_something_to_judge(target: Loaded, request: pytest.FixtureRequest) -> None:
-    """What does not apply is skipped, but a target to which nothing applies has not passed."""
+    """At least one selected law applies to the target: if all tests are skipped, the run must not pass."""
     laws = select_laws(option(request.config, "--kv-laws"))
     with progress(Console(file=io.StringIO())) as watcher:
         runner = target.checker(Options(laws=laws), watcher)
@@ -72,7 +72,7 @@ def test_there_is_something_to_judge(target: Loaded, request: pytest.FixtureRequ
 
 
 def test_law(law: str, target: Loaded, request: pytest.FixtureRequest) -> None:
-    """The law holds for every subject, or breaks in known ways only."""
+    """The law holds for every subject, or breaks only in known ways."""
     options = Options(
         laws=(law, ANSWERS.id),
         depth=option(request.config, "--kv-depth") or target.profile.depth or DEPTH,

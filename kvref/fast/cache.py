@@ -1,12 +1,12 @@
 """The cache manager, fast: most steps of a request change neither its block tables nor the prefix cache.
 
-A request is *settled* up to a number of tokens if, until it has so many, its tables are long enough, no block
-gets a key, and no block gets free. A step that stays within that number is answered at once.
+A request is *settled* up to a number of tokens if, until it has that many, its tables are long enough and no
+block gets a key or becomes free. A step that stays within that number is answered at once.
 """
 
 from __future__ import annotations
 
-from functools import cache as memoised
+from collections.abc import Sequence
 from typing import Any
 
 from kvref import cache
@@ -19,22 +19,26 @@ from kvref.request import Request
 
 __all__ = ["KVCacheBlocks", "KVCacheManager", "Request", "is_settled"]
 
-_LEFT_OUT = ("get_num_blocks_to_allocate", "remove_skipped_blocks", "allocate_new_blocks", "cache_blocks")
+_LEFT_OUT = (
+    "get_num_blocks_to_allocate",
+    "remove_skipped_blocks",
+    "allocate_new_blocks",
+    "cache_blocks",
+    "_num_new_blocks",
+)
 """The methods of a manager that a settled step does not call."""
 
 
 class KVCacheManager(cache.KVCacheManager):
-    """Does what the plain cache manager does; see there."""
+    """Does what the plain one does: see `kvref.cache.KVCacheManager`."""
 
     block_pool_class = BlockPool
 
     def __init__(self, kv_cache_config: KVCacheConfig, max_model_len: int, **engine: Any) -> None:
         super().__init__(kv_cache_config, max_model_len, **engine)
         managers = self.coordinator.single_type_managers
-        for manager in managers:
-            # It depends on nothing else than the place.
-            vars(manager)["_is_useful"] = memoised(manager._is_useful)
         self._smallest_block_size = min((manager.block_size for manager in managers), default=1)
+        self._can_settle = all(has_base_steps(type(manager)) for manager in managers)
         self._settled: dict[str, int] = {}
         """Up to how many tokens each request is settled; 0 if the next step may change something."""
 
@@ -50,10 +54,12 @@ class KVCacheManager(cache.KVCacheManager):
         num_encoder_tokens: int = 0,
         full_sequence_must_fit: bool = False,
     ) -> KVCacheBlocks | None:
-        tokens = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
+        computed = request.num_computed_tokens
+        settled = self._settled.get(request.request_id)
         if (
-            tokens <= self._settled.get(request.request_id, 0)
+            settled is not None
             and num_new_tokens > 0 <= num_lookahead_tokens
+            and computed <= self.max_model_len
             and not (
                 num_new_computed_tokens
                 or new_computed_blocks
@@ -62,8 +68,16 @@ class KVCacheManager(cache.KVCacheManager):
                 or full_sequence_must_fit
             )
         ):
-            return self.empty_kv_cache_blocks
-        added = super().allocate_slots(
+            # A later step of a request: only its hashes must be checked.
+            if computed + num_new_tokens + num_lookahead_tokens <= settled:
+                return self.empty_kv_cache_blocks
+            self._check_hashes(request)
+            main_model = min(computed + num_new_tokens, self.max_model_len)
+            tokens = TokenCounts(min(main_model + num_lookahead_tokens, self.max_model_len), main_model)
+            return self._allocate(
+                request, tokens, self.empty_kv_cache_blocks.blocks, computed, delay_cache_blocks
+            )
+        return super().allocate_slots(
             request,
             num_new_tokens,
             num_new_computed_tokens,
@@ -74,9 +88,18 @@ class KVCacheManager(cache.KVCacheManager):
             num_encoder_tokens,
             full_sequence_must_fit,
         )
+
+    def _allocate(
+        self,
+        request: Request,
+        tokens: TokenCounts,
+        hits: Sequence[Sequence[int]],
+        resume: int,
+        delay_cache_blocks: bool,
+    ) -> KVCacheBlocks | None:
+        added = super()._allocate(request, tokens, hits, resume, delay_cache_blocks)
         if added is not None:
-            tokens += num_new_computed_tokens + num_external_computed_tokens
-            self._settle(request.request_id, min(tokens, self.max_model_len))
+            self._settle(request.request_id, tokens.num_tokens)
         return added
 
     def free(self, request: Request) -> None:
@@ -84,35 +107,34 @@ class KVCacheManager(cache.KVCacheManager):
         super().free(request)
 
     def _settle(self, request_id: str, num_tokens: int) -> None:
-        """Note whether a request with slots for these tokens is settled up to the end of their last block."""
+        """Record up to where a request with slots for these tokens is settled. 0 means not at all."""
         size = self._smallest_block_size
         last = min(num_tokens // size * size + size - 1, self.max_model_len)
-        managers = self.coordinator.single_type_managers
-        self._settled[request_id] = (
-            last if all(is_settled(each, request_id, last) for each in managers) else 0
-        )
+        tokens = TokenCounts(last, last)
+        for manager in self.coordinator.single_type_managers:
+            if not (self._can_settle and is_settled(manager, request_id, tokens)):
+                last = 0
+                break
+        self._settled[request_id] = last
 
 
-def is_settled(manager: SingleTypeKVCacheManager, request_id: str, num_tokens: int) -> bool:
-    """Whether a request is settled up to this number of tokens in the group of a manager.
+def has_base_steps(kind: type[SingleTypeKVCacheManager]) -> bool:
+    """Whether a manager class overrides none of the methods that a settled step does not call.
 
-    It is not if its manager has rules of its own for what a step does: nothing is known of these.
+    If a class has its own rules, nothing is known of what a step of it changes.
     """
-    if not _has_base_steps(type(manager)):  # type: ignore[arg-type]  # mypy takes a class for unhashable
-        return False
-    length = manager.table_length(TokenCounts(num_tokens=num_tokens, num_tokens_main_model=num_tokens))
+    return all(getattr(kind, name) is getattr(SingleTypeKVCacheManager, name) for name in _LEFT_OUT)
+
+
+def is_settled(manager: SingleTypeKVCacheManager, request_id: str, tokens: TokenCounts) -> bool:
+    """Whether a request is settled up to these tokens in the group of a manager with base steps."""
+    num_tokens = tokens.num_tokens
     num_cached = manager.num_cached_block[request_id]
     return (
-        length <= len(manager.req_to_blocks[request_id])
+        manager.table_length(tokens) <= len(manager.req_to_blocks[request_id])
         and (
             num_tokens // manager.block_size <= num_cached or manager._num_to_cache(num_tokens) <= num_cached
         )
         # At least one of the tokens is still to be computed.
         and manager._num_skipped_blocks(num_tokens - 1) <= manager._num_nulled[request_id]
     )
-
-
-@memoised
-def _has_base_steps(kind: type[SingleTypeKVCacheManager]) -> bool:
-    """Whether a class of managers leaves to the base class all that a settled step does not call."""
-    return all(getattr(kind, name) is getattr(SingleTypeKVCacheManager, name) for name in _LEFT_OUT)

@@ -16,7 +16,7 @@ __all__ = ["CanonicalKVCaches", "copy_blocks", "register_kv_caches"]
 
 @dataclass(frozen=True)
 class CanonicalKVCaches(canonical.CanonicalKVCaches):
-    """The plain view, which also knows where the rows of each group are in the device's memory."""
+    """The plain view, with the addresses of each group's rows in the device's memory."""
 
     @property
     def row_tables(self) -> tuple[RowTable, ...]:
@@ -33,12 +33,12 @@ class CanonicalKVCaches(canonical.CanonicalKVCaches):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        """Without the addresses: a copy has memory of its own."""
+        """The state to copy or pickle, without the addresses: a copy has memory of its own."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
-    """As `kvref.canonical.register_kv_caches`."""
+    """Make the canonical view as `kvref.canonical.register_kv_caches` does, with this class."""
     made = canonical.register_kv_caches(kv_caches)
     return CanonicalKVCaches(made.tensors, made.group_data_refs)
 
@@ -49,7 +49,7 @@ def copy_blocks(
     group: int,
     block_pairs: Sequence[tuple[int, int]],
 ) -> None:
-    """As `kvref.canonical.copy_blocks`, in one launch if the order of the copies does not matter."""
+    """Copy as `kvref.canonical.copy_blocks` does, in one launch if the order of copies does not matter."""
     if isinstance(source, CanonicalKVCaches) and isinstance(destination, CanonicalKVCaches):
         check_blocks(source, group, [block for block, _ in block_pairs])
         check_blocks(destination, group, [block for _, block in block_pairs])

@@ -24,7 +24,7 @@ class RowTable(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[tuple[torch.Tensor, int]], device: torch.device) -> RowTable:
-        """The table of tensors on that device, each given with the bytes of a row that count.
+        """Make the table of tensors on this device. Each comes with the number of bytes of a row that count.
 
         The tensors have two dimensions, and elements of one byte.
         """
@@ -37,29 +37,30 @@ class RowTable(NamedTuple):
 
 
 class Rows(Protocol):
-    """Tensors of one device, and tables of those that belong together."""
+    """Tensors on one device, with a table for each set of tensors that are copied together."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def row_tables(self) -> Sequence[RowTable]:
-        """The host may have to wait for the device to make them."""
+        """The tables. To make them, the host may have to wait for the device."""
         ...
 
 
 def copied_in_one_launch(
     source: Rows, destination: Rows, table: int, row_pairs: Sequence[tuple[int, int]]
 ) -> bool:
-    """Copy rows of all tensors of a table to those of the other table, on the current stream.
+    """Copy rows between all tensors of two tables on the current stream, if one launch can do it.
 
     Args:
-        table: number of the table, the same on both sides.
-        row_pairs: which row of each tensor is copied to which.
+        table: number of the table, the same in `source` and `destination`.
+        row_pairs: each is (row in the source tensors, row in the destination tensors).
 
     Returns:
-        Whether it was done. It is not if the tensors are not on one CUDA device or have different rows, if
-        the order of the copies matters, or if Triton is missing (it comes with torch for CUDA devices).
+        Whether the rows were copied. False if the tensors are not on one CUDA device or have rows of
+        different sizes, if the order of the copies matters, or if Triton is missing (it comes with torch for
+        CUDA devices).
     """
     if source.device.type != "cuda" or destination.device != source.device or not row_pairs:
         return False

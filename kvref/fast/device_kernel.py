@@ -1,8 +1,8 @@
 """The kernel that copies rows on a CUDA device in one launch, however many blocks and layers there are.
 
-A copy for each block and layer keeps the host busy far longer than the device. Here one table says where the
-rows of each layer are, another says which row is copied to which, and each program of the kernel moves a
-piece of a row.
+To launch a copy for each block and layer keeps the host busy far longer than the device. Here one table says
+where the rows of each layer are, another says which row is copied to which, and each program of the kernel
+moves a piece of a row.
 
 It needs Triton, which comes with torch for CUDA devices. Without it the import of this module fails.
 """
@@ -20,9 +20,9 @@ import triton.language as tl
 __all__ = ["copy_rows"]
 
 _WORD = 8
-"""Bytes of a number, if everything is aligned to two numbers: then a thread moves two at once."""
+"""Bytes of an integer to move, if all rows are aligned to 16 bytes: then a thread moves two at once."""
 _LANES = 512
-"""Numbers that a program moves at a time. More were slower."""
+"""How many integers a program moves at a time. A larger number was slower."""
 _TURNS = 2
 
 
@@ -37,11 +37,11 @@ def copy_rows(
 
     Args:
         source, destination: int64, of shape (tensors, 3), on the device: the address of row 0, the bytes from
-            one row to the next, and the bytes of a row that are copied. The last are the same in both.
+            one row to the next, and the bytes of a row that are copied. These bytes are the same in both.
         longest_row: the most bytes of a row that are copied.
         aligned: whether all these numbers are multiples of 16.
-        row_pairs: which row of each source tensor is copied to which row of the destination tensor. A row
-            that is written may be neither written twice nor read.
+        row_pairs: each is (row of each source tensor, row of the destination tensor). A row that is written
+            must not be written twice, nor read.
     """
     word = _WORD if aligned else 1
     pieces = -(-longest_row // (word * _LANES * _TURNS))

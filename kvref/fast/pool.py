@@ -2,15 +2,15 @@
 
 * One number per block holds both its reference count and whether it is cached, so one comparison tells
   whether a block needs anything special.
-* Free blocks without keys are a stack. Below them are the blocks that were never used: two numbers, however
-  many.
-* Free blocks with keys are a queue, as a list with a position. A block that is touched while it waits stays
-  in the list, where its entry is *stale*: it is skipped when its turn comes. The list is rebuilt when it gets
-  long.
-* A block's first key is in two lists. Only what is rare is in dictionaries: further keys of a block, and
+* Free blocks without keys are a stack. The blocks that were never used follow; two numbers are enough for all
+  of them.
+* Free blocks with keys are a queue: a list, and the position where the queue begins. If a block in the queue
+  is touched, its entry stays in the list and is *stale*: it is skipped when its turn comes. The list is
+  rebuilt when it gets long.
+* A block's first key is in two lists. Dictionaries have only what is rare: further keys of a block, and
   further blocks of a key.
 
-So the cost of a call depends on its own blocks, apart from a rebuild now and then.
+So a call costs time only for its own blocks, apart from a rebuild now and then.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["NULL_BLOCK", "BlockPool", "Key"]
 _REFERENCE, _CACHED = 2, 1
 """What a reference adds to a block's number in `BlockPool._state`, and what having keys adds."""
 _FIRST_USED_TOGETHER = 1024
-"""How many unused blocks go to the stack at a time, which is quicker than one by one."""
+"""How many never-used blocks are put on the stack at a time, which is quicker than one by one."""
 _ENTRIES_PER_BLOCK, _MORE_ENTRIES = 8, 16
-"""How long the queue gets before it is rebuilt: so many entries for each block in it, and so many more."""
+"""The queue is rebuilt when it has more entries than 8 times its blocks plus 16."""
 
 
 class BlockPool(pool.BlockPool):
-    """Does what the plain pool does; see there."""
+    """Does what the plain one does: see `kvref.pool.BlockPool`."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class BlockPool(pool.BlockPool):
         self._num_queued = 0
         """How many blocks are in the queue, stale entries not counted."""
         self._stale: dict[int, int] = {}
-        """How many entries of a block are stale. They come before its entry that counts, if it has one."""
+        """How many entries of a block are stale. They come before its valid entry, if it has one."""
         self._hashes = [b""] * num_gpu_blocks
-        """The hash of each block's first key. What is there means nothing for a block that is not cached."""
+        """The hash of each block's first key. The entry of a block that is not cached has no meaning."""
         self._groups = [0] * num_gpu_blocks
-        """The group of that key."""
+        """The group of each block's first key."""
         self._more_keys: dict[int, tuple[Key, ...]] = {}
         """The other keys of blocks that have several."""
         self._more_blocks: dict[Key, dict[int, None]] = {}
-        """The other blocks of keys that several blocks have, in the order in which they got it."""
+        """If several blocks have a key, all of them but the first, in the order in which they got it."""
 
     def get_num_free_blocks(self) -> int:
         return len(self._stack) + self.num_gpu_blocks - self._first_unused + self._num_queued
@@ -137,8 +137,11 @@ class BlockPool(pool.BlockPool):
 
     def free_blocks(self, ordered_blocks: Iterable[int]) -> None:
         blocks = [*ordered_blocks]
+        if blocks and blocks[-1] == NULL_BLOCK:
+            # The table of a window begins with null blocks, and comes here reversed.
+            blocks = [block for block in blocks if block != NULL_BLOCK]
         if len(blocks) == 1 and not self._pins:
-            # Nothing to undo, so no loop.
+            # One block needs no loop, because nothing has to be undone.
             block = blocks[0]
             if 0 < block < self.num_gpu_blocks and self._state[block] >> 1 == 1:
                 self._state[block] -= _REFERENCE
@@ -183,7 +186,7 @@ class BlockPool(pool.BlockPool):
     def have_keys(self, blocks: Sequence[int], hashes: Sequence[bytes], kv_cache_group_id: int) -> bool:
         if [*map(self._found[kv_cache_group_id].get, hashes)] == [*blocks]:
             return True
-        # They may have the keys although a look-up finds other blocks.
+        # The blocks may have the keys although a look-up finds other blocks.
         self._check_known(blocks)
         pairs = zip_longest(blocks, hashes, fillvalue=NULL_BLOCK)
         return all((block_hash, kv_cache_group_id) in self.get_keys(block) for block, block_hash in pairs)
@@ -216,9 +219,9 @@ class BlockPool(pool.BlockPool):
     # References.
 
     def _free_alike(self, blocks: Sequence[int]) -> bool:
-        """Free blocks that have one reference each and are all cached, or all not: the usual request.
+        """Free blocks that have one reference each and are all cached, or all without keys, as is usual.
 
-        Returns whether they were like that. If not, nothing has changed.
+        Returns False, and changes nothing, if the blocks are not like that.
         """
         state, remaining, own = self._state, iter(blocks), 0
         try:
@@ -247,7 +250,7 @@ class BlockPool(pool.BlockPool):
     # The free list.
 
     def _stack_unused(self, num_blocks: int) -> None:
-        """Put at least so many blocks that were never used below the stack, as far as there are any."""
+        """Put never-used blocks under the stack: `num_blocks` or more, or all that are left if fewer."""
         stop = min(self._first_unused + max(num_blocks, _FIRST_USED_TOGETHER), self.num_gpu_blocks)
         self._stack[:0] = range(stop - 1, self._first_unused - 1, -1)
         self._first_unused = stop
@@ -261,7 +264,7 @@ class BlockPool(pool.BlockPool):
             self._stale.clear()
 
     def _dequeue_first(self) -> int:
-        """Evict the first block of the queue, before which there is no stale entry."""
+        """Evict the first block of the queue. The first entry must not be stale."""
         block = self._queue[self._position]
         self._position += 1
         self._num_queued -= 1
@@ -272,7 +275,7 @@ class BlockPool(pool.BlockPool):
         return block
 
     def _dequeue(self, num_blocks: int) -> list[int]:
-        """Take blocks from the front of the queue. There must be so many."""
+        """Take `num_blocks` blocks from the front of the queue, which must have that many."""
         queue, position, stale = self._queue, self._position, self._stale
         self._num_queued -= num_blocks
         if not stale:
@@ -302,16 +305,30 @@ class BlockPool(pool.BlockPool):
     # Keys.
 
     def _add_keys(
-        self, places: Sequence[int], table: Sequence[int], hashes: Sequence[bytes], group: int
+        self, table: Sequence[int], hashes: Sequence[bytes], mask: Sequence[bool], group: int
     ) -> list[int]:
-        state, index, own_hashes, groups = self._state, self._found[group], self._hashes, self._groups
-        for place in places:
-            if state[table[place]] < _REFERENCE:
-                free = [table[place] for place in places if state[table[place]] < _REFERENCE]
-                raise BlockError(f"blocks {free} are free and cannot get keys")
+        state = self._state
+        places: list[int] = []
+        for place, block in enumerate(table):
+            if block and mask[place]:
+                if state[block] < _REFERENCE:
+                    free = [
+                        block
+                        for block, keyed in zip(table, mask, strict=True)
+                        if block and keyed and state[block] < _REFERENCE
+                    ]
+                    raise BlockError(f"blocks {free} are free and cannot get keys")
+                places.append(place)
+        index, own_hashes, groups, keyed_this_step = (
+            self._found[group],
+            self._hashes,
+            self._groups,
+            self.keyed_this_step,
+        )
         new: list[int] = []
         for place in places:
             block, block_hash = table[place], hashes[place]
+            keyed_this_step.add(block)
             if state[block] & _CACHED or block_hash in index:
                 if not self._add_key(block, (block_hash, group)):
                     continue
@@ -320,7 +337,6 @@ class BlockPool(pool.BlockPool):
                 state[block] += _CACHED
                 index[block_hash] = block
             new.append(place)
-        self.keyed_this_step.update([table[place] for place in places])
         return new
 
     def _add_key(self, block: int, key: Key) -> bool:
@@ -338,7 +354,7 @@ class BlockPool(pool.BlockPool):
         return False
 
     def _remove_from_index(self, blocks: Iterable[int]) -> None:
-        """Take cached blocks out of the index. The caller takes `_CACHED` from their numbers."""
+        """Take cached blocks out of the index. The caller subtracts `_CACHED` from their states."""
         index, groups, hashes = self._found, self._groups, self._hashes
         if self._more_blocks or self._more_keys or self.enable_kv_cache_events:
             for block in blocks:
@@ -366,5 +382,7 @@ class BlockPool(pool.BlockPool):
             del self._more_blocks[key]
 
     def _check_known(self, blocks: Sequence[int]) -> None:
-        if blocks and not (min(blocks) >= 0 and max(blocks) < self.num_gpu_blocks):
-            super()._check_known(blocks)
+        stop = self.num_gpu_blocks
+        for block in blocks:
+            if not 0 <= block < stop:
+                super()._check_known(blocks)

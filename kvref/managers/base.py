@@ -16,7 +16,7 @@ __all__ = ["SingleTypeKVCacheManager", "TokenCounts"]
 
 
 class TokenCounts(NamedTuple):
-    """How many tokens a request needs slots for, those included that have one already."""
+    """How many tokens a request needs slots for, including tokens that already have one."""
 
     num_tokens: int
     """Prompt, output, drafts and lookahead."""
@@ -30,8 +30,8 @@ class SingleTypeKVCacheManager:
     """Manages the block tables of one group of layers. A subclass has the rules of one attention kind.
 
     A request's *block table* has a block for each `block_size` tokens, in the order of the tokens. Where no
-    token needs the content again, it has a null block. The base class is enough for a kind that only differs
-    in `get_num_skipped_tokens` and `table_length`.
+    later token needs the content, the table has a null block. For a simple kind it is enough to override
+    `get_num_skipped_tokens` and `table_length`.
 
     Args:
         kv_cache_spec: the spec of the group's layers.
@@ -39,7 +39,7 @@ class SingleTypeKVCacheManager:
         enable_caching: whether blocks get keys.
         kv_cache_group_id: number of the group.
         scheduler_block_size: prefix hits are multiples of this many tokens.
-        limits: what bounds a request, for `max_admission_blocks_per_request`.
+        limits: the engine's limits, from which `max_admission_blocks_per_request` follows.
         use_eagle: whether draft layers of the group read one token ahead. A hit then needs one more cached
             block after it.
 
@@ -52,7 +52,7 @@ class SingleTypeKVCacheManager:
     prefix_cacheable: ClassVar[bool] = True
     """Whether one request can use the blocks of another."""
     prefix_closed: ClassVar[bool] = False
-    """Whether every shorter length is a hit if some length is."""
+    """Whether a hit of some length means that every shorter length is a hit, too."""
 
     def __init__(
         self,
@@ -81,32 +81,34 @@ class SingleTypeKVCacheManager:
         self.req_to_blocks: dict[str, list[int]] = {}
         """The block table of each request."""
         self.num_cached_block: dict[str, int] = {}
-        """How many blocks of each table `cache_blocks` is done with, whether they got a key or not."""
+        """How many blocks of each table `cache_blocks` has handled, whether they got a key or not."""
         self._num_adopted: dict[str, int] = {}
-        """How many blocks of each table are its prefix hit."""
+        """How many blocks of each table came from the request's prefix hit."""
         self._num_nulled: dict[str, int] = {}
         """How many blocks at the beginning of each table are null."""
         self._new_block_ids: dict[int, None] = {}
+        self._useful: list[bool] = []
+        """What `_is_useful` answers for the first indices of a table."""
 
     # The rules of the kind.
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """How many tokens, from the first on, no later token needs again.
+        """How many tokens at the beginning of a request no later token needs.
 
         Args:
             num_computed_tokens: tokens computed so far, at least 0; the next one has this position.
 
         Returns:
-            At most `num_computed_tokens`; 0 unless the kind forgets.
+            At most `num_computed_tokens`. It is 0 for a kind that needs all earlier tokens.
         """
         return 0
 
     def table_length(self, tokens: TokenCounts) -> int:
-        """How many blocks, null ones included, a table with slots for these tokens has."""
+        """The length of a block table with slots for these tokens, null blocks included."""
         return -(-tokens.num_tokens // self.block_size)
 
     def max_blocks(self, limits: MemoryLimits) -> int | None:
-        """The most blocks, null ones aside, that a request ever holds; None for those of all its tokens."""
+        """The most blocks, null ones left out, that a request ever holds. None: those of all its tokens."""
         return self.kv_cache_spec.max_admission_blocks_per_request(
             limits.max_in_flight_tokens, limits.max_model_len
         )
@@ -128,12 +130,12 @@ class SingleTypeKVCacheManager:
         """How many free blocks of the pool this allocation uses.
 
         Args:
-            tokens: what the request needs slots for, at least `total_computed_tokens`.
+            tokens: the tokens that the request needs slots for, at least `total_computed_tokens`.
             new_computed_blocks: the prefix hit of a request without a table.
-            total_computed_tokens: tokens that a request without a table need not compute: its hit, and what
-                is loaded.
-            apply_admission_cap: count the most blocks that are held at a time on the way there, not those of
-                an allocation all at once.
+            total_computed_tokens: for a request without a table, the tokens that it need not compute: those
+                of its hit, and those that are loaded.
+            apply_admission_cap: assume that the request computes the tokens in several steps and frees
+                blocks between them. Count the most blocks that it then holds at a time.
         """
         table = self.req_to_blocks.get(request_id)
         if table is not None:
@@ -154,7 +156,7 @@ class SingleTypeKVCacheManager:
     def add_local_computed_blocks(
         self, request_id: str, new_computed_blocks: Sequence[int], total_computed_tokens: int
     ) -> None:
-        """Make the table of a new request from its hit, with null blocks for those that it does not need."""
+        """Make the table of a new request from its hit, with null blocks where it needs no block."""
         skipped = self._num_skipped_blocks(total_computed_tokens)
         kept = list(new_computed_blocks[skipped:])
         self.block_pool.touch(kept)
@@ -168,7 +170,7 @@ class SingleTypeKVCacheManager:
         """Make a request's table long enough for these tokens.
 
         Args:
-            tokens: what the request needs slots for.
+            tokens: the tokens that the request needs slots for.
             total_computed_tokens: as in `get_num_blocks_to_allocate`.
 
         Returns:
@@ -203,14 +205,14 @@ class SingleTypeKVCacheManager:
         return self.req_to_blocks.pop(request_id, [])
 
     def take_back_keys(self, request_id: str, num_computed_tokens: int) -> None:
-        """Take the keys that a request's blocks got in this step for tokens it will not compute now.
+        """Take back the keys that a request's blocks got in this step for tokens that it will not compute.
 
-        Call it before `free`: a request that is preempted may be scheduled in this very step already, and
-        then leaves it. What its blocks were to hold is never written (vLLM issue 57580; in vLLM they stay
-        prefix hits).
+        Call it before `free`. A preempted request may already have slots in the present step and is then
+        withdrawn from it. The content for these slots is never written, so no look-up may find the blocks.
+        (In vLLM look-ups do find them: issue 57580.)
 
         Args:
-            num_computed_tokens: tokens computed, or handed over to be computed.
+            num_computed_tokens: tokens that are computed or submitted.
         """
         table = self.req_to_blocks.get(request_id)
         if table is not None:
@@ -229,7 +231,10 @@ class SingleTypeKVCacheManager:
         return list(ids)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
-        """How many leading blocks a request's table shares with the tables of all requests."""
+        """How many blocks, from the first on, all requests have in common.
+
+        `running_request_id` is any request with a table. Null blocks end the count.
+        """
         tables = self.req_to_blocks
         columns = zip(tables.get(running_request_id, ()), *tables.values(), strict=False)
         return sum(1 for _ in takewhile(lambda column: column[0] and len({*column}) == 1, columns))
@@ -237,10 +242,9 @@ class SingleTypeKVCacheManager:
     # Prefix caching.
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Give keys to the full blocks of a request's first `num_tokens` tokens, which are certain.
+        """Cache the full blocks of a request's first `num_tokens` tokens, which are certain.
 
-        Blocks that no hit can need get none (see `_is_useful`): they would only take room from those that
-        can.
+        Blocks that no hit can need get no key (`_is_useful`), so that the pool reuses them first.
         """
         start = self.num_cached_block[request.request_id]
         if start >= num_tokens // self.block_size:
@@ -248,6 +252,8 @@ class SingleTypeKVCacheManager:
         stop = self._num_to_cache(num_tokens)
         if start >= stop:
             return
+        if len(self._useful) < stop:
+            self._useful += map(self._is_useful, range(len(self._useful), stop))
         self.block_pool.cache_full_blocks(
             request,
             self.req_to_blocks[request.request_id],
@@ -255,7 +261,7 @@ class SingleTypeKVCacheManager:
             stop,
             self.block_size,
             self.kv_cache_group_id,
-            [self._is_useful(place) for place in range(start, stop)],
+            self._useful[start:stop],
             kind=type(self.kv_cache_spec).__name__,
         )
         self.num_cached_block[request.request_id] = stop
@@ -264,7 +270,7 @@ class SingleTypeKVCacheManager:
         """The length of this group's longest prefix hit.
 
         Args:
-            block_hashes: a request's.
+            block_hashes: the block hashes of a request.
             max_length: tokens that the hit must not exceed.
 
         Returns:
@@ -287,14 +293,14 @@ class SingleTypeKVCacheManager:
         return 0
 
     def get_hit_blocks(self, block_hashes: Sequence[bytes], length: int) -> list[int]:
-        """The table of a hit of that length, with null blocks where the next token needs none."""
+        """The block table of a hit of this length, with null blocks where the next token needs no block."""
         hashes = self._hashes(block_hashes)
         index = self.block_pool.get_index(self.kv_cache_group_id)
         skipped, stop = self._num_skipped_blocks(length), length // self.block_size
         return [NULL_BLOCK] * skipped + [index[block_hash] for block_hash in hashes[skipped:stop]]
 
     def is_hit(self, block_hashes: Sequence[bytes], table: Sequence[int], num_computed_tokens: int) -> bool:
-        """Whether the blocks of a table that the next token needs have the keys of these hashes."""
+        """Whether those blocks of a table that the next token needs have the keys of their hashes."""
         skipped = self._num_skipped_blocks(num_computed_tokens)
         hashes = self._hashes(block_hashes)[skipped : len(table)]
         return self.block_pool.have_keys(table[skipped:], hashes, self.kv_cache_group_id)
@@ -307,7 +313,7 @@ class SingleTypeKVCacheManager:
         return int(self.use_eagle)
 
     def _aligned(self, num_tokens: int) -> int:
-        """Rounded down to a length that a hit can have."""
+        """`num_tokens` rounded down to a length that a hit can have."""
         return max(0, num_tokens // self.scheduler_block_size * self.scheduler_block_size)
 
     def _hashes(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
@@ -319,11 +325,11 @@ class SingleTypeKVCacheManager:
     def _num_new_blocks(
         self, request_id: str, tokens: TokenCounts, length: int, total_computed_tokens: int
     ) -> int:
-        """How many blocks `allocate_new_blocks` allocates for a table of this length."""
+        """How many blocks `allocate_new_blocks` allocates if the table has `length` blocks now."""
         return max(0, self.table_length(tokens) - length)
 
     def _num_to_cache(self, num_tokens: int) -> int:
-        """How many blocks of a table `cache_blocks` is done with once so many tokens are certain."""
+        """How many blocks of a table `cache_blocks` handles once `num_tokens` tokens are certain."""
         aligned = num_tokens - num_tokens % self.scheduler_block_size
         # As long as no hit is possible, no block after a hit is needed either.
         if not self.enable_caching or not aligned:
@@ -331,9 +337,10 @@ class SingleTypeKVCacheManager:
         return min(num_tokens, aligned + self._num_blocks_ahead * self.block_size) // self.block_size
 
     def _is_useful(self, place: int) -> bool:
-        """Whether a hit can need the block at this place of a table.
+        """Whether some hit needs the block at index `place` of a table.
 
-        If any can, then the shortest that reaches it, the blocks after a hit included.
+        It is enough to check the shortest hit that reaches the block, because longer hits skip more blocks.
+        A hit also reaches the `_num_blocks_ahead` blocks after it.
         """
         if self.prefix_closed:
             return True
@@ -344,4 +351,5 @@ class SingleTypeKVCacheManager:
         if num_blocks > 0:
             blocks = self.block_pool.get_new_blocks(num_blocks)
             table += blocks
-            self._new_block_ids.update(dict.fromkeys(blocks))
+            for block in blocks:
+                self._new_block_ids[block] = None

@@ -13,8 +13,8 @@ __all__ = ["ChunkedLocalAttentionManager"]
 class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
     """A token attends to the earlier tokens of its own chunk.
 
-    So all chunks before that of the next token are skipped, and a chunk is as soon as it is complete. A hit
-    needs the blocks of the chunk that it ends in, and none if it ends where a chunk ends.
+    So all chunks before the next token's chunk are skipped: a chunk is skipped as soon as it is complete.
+    A hit needs the blocks of the chunk that it ends in, and none if it ends where a chunk ends.
     """
 
     spec_class = ChunkedLocalAttentionSpec
@@ -24,5 +24,5 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
         self.attention_chunk_size = kv_cache_spec.attention_chunk_size
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """n rounded down to a multiple of C: with C = 64, 63 computed tokens skip none and 64 skip 64."""
+        """n rounded down to whole chunks: with chunks of 64, 63 computed tokens skip none and 64 skip 64."""
         return num_computed_tokens // self.attention_chunk_size * self.attention_chunk_size

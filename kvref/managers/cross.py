@@ -9,10 +9,11 @@ __all__ = ["CrossAttentionManager"]
 
 
 class CrossAttentionManager(SingleTypeKVCacheManager):
-    """Every decoder token attends to all encoder tokens, so nothing is skipped before the request ends.
+    """Every decoder token attends to all encoder tokens, so a request keeps its blocks until it ends.
 
-    A request gets the blocks of its encoder tokens with its first allocation, and no more later. What is in
-    them depends on the encoder's input, which the hashes of decoder tokens leave out: they are never shared.
+    A request gets the blocks of its encoder tokens with its first allocation, and no more later. Their
+    content depends on the encoder's input, but block hashes cover only decoder tokens. So these blocks are
+    never shared.
     """
 
     spec_class = CrossAttentionSpec

@@ -12,11 +12,12 @@ __all__ = ["FullAttentionManager"]
 
 
 class FullAttentionManager(SingleTypeKVCacheManager):
-    """Every token attends to all earlier ones, so nothing is skipped before the request ends.
+    """Every token attends to all earlier ones, so a request keeps its blocks until it ends.
 
     A hit needs every block from the first on, so a look-up stops at the first block that is not cached.
 
-    The same goes for latent vectors (MLA), and for a full-attention spec that records a window or a chunk.
+    Latent attention (MLA) works in the same way, and so does a full-attention spec that records a window or a
+    chunk.
     """
 
     spec_class = FullAttentionSpec

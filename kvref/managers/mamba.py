@@ -14,24 +14,23 @@ __all__ = ["MambaManager"]
 
 
 class MambaManager(SingleTypeKVCacheManager):
-    """The state after the last computed token says all about the tokens before it.
+    """A state summarises all tokens before it, so the next token needs only the last computed token's state.
 
-    So only the block of the last computed token is needed: the next token starts from its state. A full block
-    has the state at its end, so a hit needs no block but its last. After the block of the last token a table
-    has `num_speculative_blocks` more, for the states of draft tokens.
+    A full block has the state at its end, so a hit needs only its last block. After the block of the last
+    token, a table has `num_speculative_blocks` more, for the states of draft tokens. The modes differ:
 
-    * "none": every place has a block. Earlier states are not kept, so no block gets a key.
-    * "all": every place has a block, and every full block gets a key.
-    * "align": a step writes one state, at its end. It gets one new block for that, however many blocks of
-      tokens it computes. The places in between get null blocks, and the speculative blocks move to the end of
-      the table. A block gets a key only if a step without drafts ended with it: only then it surely has the
-      state at its end.
+    * "none": each `block_size` tokens get a block. Earlier states are not kept, so no block gets a key.
+    * "all": each `block_size` tokens get a block. Every full block at which a hit can end gets a key.
+    * "align": a step writes one state, at its end, so it gets one new block, however many tokens it computes.
+      Null blocks fill the table up to this block, and the speculative blocks move to the end of the table. A
+      block gets a key only if a step without drafts ended exactly at the block's end. Otherwise the block has
+      the state after another token.
 
-    Lookahead needs no block, since draft models have no recurrent layers. Nor does a hit need a block after
+    Draft models have no recurrent layers. So lookahead tokens need no block, and a hit needs no block after
     it.
 
-    A state is copied before a step writes its own. So a request must wait for the next step
-    (`new_step_starts`) if its hit ends with a block that is only being written in this one.
+    A step copies the state of a hit before it writes states. So if a request's hit ends with a block that is
+    written in the present step, the request must wait for the next step (`new_step_starts`).
     """
 
     spec_class = MambaSpec
@@ -45,14 +44,14 @@ class MambaManager(SingleTypeKVCacheManager):
         """In mode "align", the requests whose tables end with a state and the speculative blocks."""
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """All but the last computed token: max(0, n - 1). vLLM answers -1 for a request without tokens."""
+        """All computed tokens but the last: max(0, n - 1). vLLM returns -1 if no token is computed."""
         return max(0, num_computed_tokens - 1)
 
     def table_length(self, tokens: TokenCounts) -> int:
         return -(-tokens.num_tokens_main_model // self.block_size) + self.num_speculative_blocks
 
     def max_blocks(self, limits: MemoryLimits) -> int:
-        """What the spec counts. vLLM has no bound, as if a request held a block for all of its tokens."""
+        """As many blocks as the spec counts. vLLM has no bound, as if a request kept all of its blocks."""
         return self.kv_cache_spec.max_memory_usage_bytes(limits) // self.kv_cache_spec.page_size_bytes
 
     def must_wait(self, new_computed_blocks: Sequence[int]) -> bool:
@@ -89,7 +88,7 @@ class MambaManager(SingleTypeKVCacheManager):
         return min(missing, 1 + self.num_speculative_blocks + loaded)
 
     def _lacks_loaded_state(self, request_id: str, length: int, total_computed_tokens: int) -> bool:
-        """Whether the table has no block yet for a state that is loaded from elsewhere."""
+        """Whether a new request loads a state for which its table has no block yet."""
         new = request_id not in self._has_state
         return new and total_computed_tokens > 0 and length == self._num_skipped_blocks(total_computed_tokens)
 

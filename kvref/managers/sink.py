@@ -15,13 +15,13 @@ __all__ = ["SinkFullAttentionManager"]
 class SinkFullAttentionManager(FullAttentionManager):
     """Full attention, with blocks for the sinks that all requests attend to.
 
-    They are reserved in the pool at construction. `sink_blocks` are their numbers; no request's table has
-    them.
+    The pool reserves the sink blocks at construction. `sink_blocks` has their numbers. They are in no
+    request's table.
 
     Raises:
-        InvalidSpecError: at construction, for sinks that do not fill whole blocks: a request's own tokens
-            start at the beginning of a block.
-        PoolExhaustedError: at construction, if the pool has fewer blocks.
+        InvalidSpecError: at construction, if the sinks do not fill whole blocks. A request's own tokens must
+            start at a block boundary.
+        PoolExhaustedError: at construction, if the pool has too few free blocks for the sinks.
     """
 
     spec_class = SinkFullAttentionSpec

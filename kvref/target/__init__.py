@@ -195,7 +195,7 @@ class Target(Protocol):
 
     @property
     def bench(self) -> BenchPart | None:
-        """Its own API, for `kvref bench` to time. No law needs it."""
+        """The implementation's own API, for `kvref bench` to time. No law needs it."""
         ...
 
     @property
@@ -205,7 +205,7 @@ class Target(Protocol):
 
 
 def perform(target: Target, operation: str, arguments: Mapping[str, Json]) -> Outcome:
-    """Run one operation, and return its outcome. An `Exception` that the target raises is part of that.
+    """Run one operation, and return its outcome. If the target raises an `Exception`, the outcome has it.
 
     Raises:
         LookupError: the target has no such part or function. This is the caller's mistake.

@@ -24,7 +24,7 @@ class PoolCalls(NamedTuple):
     touch: Callable[[Sequence[Any]], object]
     """Add one reference to each block."""
     find: Callable[[Any, Sequence[int]], object]
-    """Look up a block hash in each of these groups; None unless all have it."""
+    """Look up a block hash in each of these groups; None if a group lacks it."""
     num_free: Callable[[], int]
     take_events: Callable[[], object]
     request: Callable[[Sequence[int]], Any]
@@ -44,7 +44,7 @@ class CacheCalls(NamedTuple):
     find: Callable[[Any], Sequence[Any]]
     """`get_computed_blocks`: the blocks of the prefix hit and its tokens; more items may follow."""
     allocate: Callable[..., object]
-    """`allocate_slots(request, new[, hit tokens, hit blocks])`; None if refused."""
+    """`allocate_slots(request, new tokens[, hit tokens, hit blocks])`; returns None if refused."""
     advance: Callable[[Any, int, int], object]
     """Count this many tokens of a request as computed, and append this output token."""
     tables: Callable[[Any], Sequence[Sequence[Any]]]
@@ -61,7 +61,7 @@ class BenchCall(NamedTuple):
     run: Callable[[Any], Any]
     """Does the work; timed."""
     size: Callable[[Any], int]
-    """The size of the result of `run`, to see that two implementations did the same work."""
+    """The size of the result of `run`. It shows whether two implementations did the same work."""
 
 
 class BenchPart(Protocol):
@@ -73,7 +73,7 @@ class BenchPart(Protocol):
     """
 
     def pool(self, num_blocks: int, block_size: int, events: bool) -> PoolCalls:
-        """Make a new pool whose blocks have `block_size` tokens, with or without a record of events."""
+        """Make a new pool whose blocks have `block_size` tokens. `events`: whether it records events."""
         ...
 
     def cache(
@@ -98,15 +98,18 @@ class BenchPart(Protocol):
     ) -> BenchCall:
         """Allocate the memory of a plan and give every layer its views. The size of the result is in bytes.
 
-        `buffers` is `each` or `one`, as in the capability. The memory must be free again once the result is
-        garbage.
+        `buffers` is `each` or `one`, as in the capability `buffers`. The memory must be released when the
+        result is garbage-collected.
         """
         ...
 
     def register(
         self, layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, device: str
     ) -> BenchCall:
-        """Make the canonical view of a cache. The size of the result is the referenced bytes of a block."""
+        """Make the canonical view of a cache.
+
+        The size of the result is the bytes of one block, summed over all references of the view.
+        """
         ...
 
     def copy(

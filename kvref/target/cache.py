@@ -40,11 +40,11 @@ class Hit(TypedDict):
     tokens: int
     blocks: list[list[int]]
     hashes: list[str]
-    """The request's block hashes, one for each `hash_block_size` tokens. A key in `CacheState` is such a hash
-    with "/" and the number of the group behind it."""
+    """The request's block hashes, one for each `hash_block_size` tokens. A key in `CacheState` is a block
+    hash, followed by "/" and the number of the group."""
     junction: NotRequired[int]
-    """End of a longer prefix that other requests share but some group has not cached; 0 if there is none. A
-    step ends there, so that a recurrent state can be cached."""
+    """The end, in tokens, of a longer prefix that other requests share but that some group has not cached; 0
+    if there is none. A step ends there, so that a recurrent state can be cached."""
 
 
 class Allocation(TypedDict):
@@ -53,7 +53,7 @@ class Allocation(TypedDict):
     added: list[list[int]] | None
     """The blocks that each group's block table got at its end, null blocks included. None if refused."""
     needed: int
-    """How many free blocks the cache predicted that it would use."""
+    """The number of free blocks that the cache predicted for this allocation."""
     taken: list[int]
     """The blocks that it allocated from the pool, without those of prefix hits."""
 
@@ -89,10 +89,10 @@ class CacheState(PoolState):
 
 
 class CachePart(Protocol):
-    """A cache manager, driven the way a scheduler drives it. Each `create` replaces the cache before.
+    """A cache manager, driven the way a scheduler drives it. Each `create` replaces the previous cache.
 
-    For what a scheduler may do, see docs/engine-contract.md. Requests have names. Counts are of tokens unless
-    they say otherwise.
+    For what a scheduler may do, see docs/engine-contract.md. `request` is the name of a request. Counts are
+    tokens if nothing else is said.
     """
 
     def create(
@@ -144,10 +144,10 @@ class CachePart(Protocol):
         Args:
             hit: what the look-up just before returned.
             lookahead: tokens to allocate beyond the new ones, for a draft model with a cache of its own.
-            external: tokens behind the hit that a connector loads.
+            external: tokens after the hit that a connector loads.
             delay: do not cache the blocks yet; `cache_blocks` does so later.
             encoder: encoder tokens of the request.
-            whole: refuse unless all tokens of the request would fit.
+            whole: refuse if the free blocks are too few for all tokens of the request.
         """
         ...
 
@@ -156,7 +156,7 @@ class CachePart(Protocol):
 
         Args:
             computed: all tokens that have been scheduled so far.
-            in_flight: those of them that are not reported as done.
+            in_flight: how many of these are not yet reported as done.
             output: output tokens since the last call.
         """
         ...
@@ -190,7 +190,7 @@ class CachePart(Protocol):
         ...
 
     def take_copies(self) -> list[Copy]:
-        """Return the copies to make before the step runs. From now on they count as made."""
+        """Return the copies to make before the step runs. After this call they count as made."""
         ...
 
     def take_events(self) -> list[CacheEvent]:

@@ -9,11 +9,11 @@ from typing import Protocol
 class ConnectorPart(Protocol):
     """A pool, memory for its blocks on the device and on the host, and the connector between the two.
 
-    Each `create` replaces all of them. Blocks are numbers.
+    Each `create` replaces all three. Blocks are numbers.
     """
 
     def create(self, num_blocks: int, host_blocks: int, device: str) -> None:
-        """Start anew with this many blocks, the null block included, and this many blocks on the host."""
+        """Start anew with `num_blocks` blocks, the null block included, and `host_blocks` on the host."""
         ...
 
     def take(self, num_blocks: int) -> list[int]:

@@ -16,7 +16,7 @@ class PluginInfo(TypedDict):
     packages: list[str]
     """Its top-level packages."""
     managers: dict[str, list[str]]
-    """Its manager classes. Each has the list of its ancestors in the implementation, the nearest first."""
+    """For each manager class of the plugin, its ancestors in the implementation, the nearest first."""
     notes: list[str]
     """Sentences for the author of the plugin to read."""
     hook_has_run: NotRequired[str]
@@ -24,7 +24,7 @@ class PluginInfo(TypedDict):
 
 
 class Parameter(TypedDict):
-    """One parameter of a method, `self` and `cls` left out. `kind` is the name that `inspect` has for it."""
+    """One parameter of a method, without `self` and `cls`. `kind` is the name of its kind in `inspect`."""
 
     name: str
     kind: str
@@ -119,5 +119,5 @@ class DriftPart(Protocol):
         ...
 
     def read(self, names: Sequence[str], packages: Sequence[str]) -> list[bool]:
-        """Return for each name whether code of the implementation or of the packages reads its last part."""
+        """Return for each name whether code of the implementation or the packages reads its last part."""
         ...

@@ -19,7 +19,7 @@ class ContentItem(TypedDict):
 
 
 class Content(TypedDict):
-    """Everything that the KV of a request depends on. An absent field means that there is none of it."""
+    """Everything that the KV of a request depends on. A field is absent if the request lacks it."""
 
     tokens: list[int]
     """All tokens. Where an item or an embedding replaces a token, the token's id has no meaning."""

@@ -9,7 +9,7 @@ from kvref.target.specs import SpecDescriptor, SpecFacts
 
 
 class PlannedLayer(TypedDict):
-    """A layer in a plan: the spec that the plan gives it, and the manager that such a spec has."""
+    """A layer in a plan, with the spec that the plan gives it and the manager registered for that spec."""
 
     name: str
     spec: SpecFacts
@@ -92,12 +92,12 @@ class Capacity(TypedDict):
 
 
 class CapacityReport(TypedDict):
-    """The capacity of a plan as the workers and the scheduler report it, which may see different groups."""
+    """The capacity of a plan, as each worker and the scheduler reports it. They may see different groups."""
 
     num_blocks: int
     """Blocks of the plan, the null block included."""
     blocks_per_request: list[int]
-    """For each group, the most blocks that a request of `max_model_len` tokens holds, by the group's spec."""
+    """For each group, the most blocks that a request of `max_model_len` tokens holds, as its spec says."""
     told: dict[str, Capacity]
     """The reported capacity, by the name of the worker or scheduler that reports it."""
 

@@ -33,7 +33,7 @@ class PoolState(TypedDict):
 
 
 class PoolPart(Protocol):
-    """A pool of blocks with its prefix-cache index. Each `create` replaces the pool before.
+    """A pool of blocks with its prefix-cache index. Each `create` replaces the previous pool.
 
     Blocks are numbers from 0 on. `tokens` are the tokens of a request from its beginning to the end of some
     block; equal tokens mean equal content.
@@ -79,7 +79,7 @@ class PoolPart(Protocol):
         ...
 
     def lookup(self, tokens: Sequence[int], groups: Sequence[int]) -> list[int] | None:
-        """Return a cached block at the end of `tokens` for each group, or None unless all groups have one."""
+        """Return for each group a cached block at the end of `tokens`, or None if a group has none."""
         ...
 
     def evict(self, blocks: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ class RegistryEntry(TypedDict):
 
 
 class Registration(TypedDict):
-    """One registration: spec class, manager class and uniform base, where None means the class itself."""
+    """One registration: spec class, manager class and uniform base. Base None means the class itself."""
 
     spec_class: str
     manager: str
@@ -25,7 +25,7 @@ class Registration(TypedDict):
 
 
 class Step(TypedDict):
-    """An operation as an argument of another one: its name, as in `"registry.lookup"`, and its arguments."""
+    """An operation that is an argument of another one: a name like `"registry.lookup"`, and its arguments."""
 
     op: str
     args: dict[str, Json]
@@ -40,9 +40,9 @@ class Races(TypedDict):
     """
 
     orders: list[Json]
-    """Observations with the steps run one after the other, in every order that keeps each thread's own."""
+    """Observations of sequential runs, one for each order that keeps the order within each thread."""
     races: list[Json]
-    """Observations with the threads run concurrently."""
+    """Observations of concurrent runs."""
 
 
 class RegistryPart(Protocol):
@@ -81,7 +81,7 @@ class RegistryPart(Protocol):
         ...
 
     def check(self, layers: Mapping[str, SpecDescriptor]) -> None:
-        """Raise unless the spec of every layer is registered, as a planner does first.
+        """Raise an error if the spec of a layer is not registered. A planner does this first.
 
         Args:
             layers: specs by the name of the layer.
@@ -89,7 +89,7 @@ class RegistryPart(Protocol):
         ...
 
     def override(self, spec_class: str, manager: str | None, base: str | None) -> None:
-        """Replace the entry of a class; None keeps the present manager or uniform base. Never both None.
+        """Replace the entry of a class. None keeps the present manager or base, but only one can be None.
 
         kvref calls it only if the target declares the capability `override`.
         """

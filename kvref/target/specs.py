@@ -77,7 +77,7 @@ class Unpickled(TypedDict):
 class SpecsPart(Protocol):
     """Builds, copies, merges and compares specs.
 
-    If the implementation refuses a call, its own exception comes through.
+    If the implementation refuses a call, let its own exception through.
     """
 
     def classes(self) -> list[SpecClassInfo]:
@@ -111,7 +111,7 @@ class SpecsPart(Protocol):
         ...
 
     def mutable_fields(self, spec: SpecDescriptor) -> list[str]:
-        """Return the fields of a built spec that an assignment or a deletion changes."""
+        """Return the fields of a built spec that can be changed by an assignment or a deletion."""
         ...
 
     def pickled(self, spec: SpecDescriptor) -> str:
@@ -123,7 +123,7 @@ class SpecsPart(Protocol):
         ...
 
     def uniform(self, specs: Sequence[SpecDescriptor]) -> bool:
-        """Whether a planner treats layers with these specs, in this order, as one type."""
+        """Return whether a planner treats layers with these specs, in this order, as one type."""
         ...
 
     def max_memory(

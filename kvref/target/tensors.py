@@ -19,8 +19,8 @@ class View(TypedDict):
     axes: str
     """A letter for each axis: B blocks, K for K and V, H heads, N states, C content of a state, S others.
 
-    Axis B is as long as the pool has blocks, or a multiple of that. In that case it counts kernel blocks: the
-    kernel blocks of a block follow one another.
+    Axis B has one entry for each block of the pool, or the same number of entries for each. Then it counts
+    kernel blocks, and the kernel blocks of one block follow one another.
     """
     shape: list[int]
     strides: list[int]
@@ -55,7 +55,7 @@ class Caches(TypedDict):
 
 
 class TensorsPart(Protocol):
-    """Allocates a cache, writes to it and reads it. Each `allocate` replaces the cache before."""
+    """Allocates a cache, writes to it and reads it. Each `allocate` replaces the previous cache."""
 
     def allocate(
         self,

@@ -1,6 +1,6 @@
 """Engines that drive a cache manager, for the laws of managers, coordinators, admission and events.
 
-They draw groups of layers whose block sizes fit together, and small sizes.
+All sizes are small, and the block sizes of the groups fit together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WINDOWS = [4, 2, 3, 6, 9]
 
 
 def kind_of(info: SpecClassInfo) -> str | None:
-    """The kind whose rules the class follows, or None if the laws do not know them."""
+    """The member of `KINDS` whose rules the class follows, or None if the laws do not know its rules."""
     nearest = next((name for name in info["mro"] if name in (*KINDS, *OTHER_KINDS)), None)
     return nearest if nearest in KINDS else None
 
@@ -57,7 +57,7 @@ def _why_no_cache(info: SpecClassInfo) -> str | None:
 
 
 def cache_subjects(description: Description) -> Subjects:
-    """The classes to judge, each with the reason why it gets no cache, or None."""
+    """The classes to judge, each with the reason why it gets no cache, or with None if it gets one."""
     return {info["name"]: _why_no_cache(info) for info in judged(description)}
 
 
@@ -66,7 +66,7 @@ OWN_TABLES = "own"
 
 
 def _values(info: SpecClassInfo, field: str) -> list[int]:
-    """The values to try that the target lists for a field of the class."""
+    """The values that the target lists for this field of the class; empty if it lists none."""
     return next((list(each.get("values", ())) for each in info["fields"] if each["name"] == field), [])
 
 
@@ -87,10 +87,11 @@ def setups(
     reads_ahead: bool = False,
     companions: Collection[str] = (COMPANION,),
 ) -> Setup:
-    """Draw an engine for layers of the class, alone or with groups of the same class or its companions.
+    """Draw the setup of an engine. Its first group has layers of the class `subject`.
 
     Args:
-        reads_ahead: draw draft tokens, and let some layers belong to a draft model (EAGLE) if possible.
+        reads_ahead: draw draft tokens and a draft model (EAGLE) wherever the layers allow them.
+        companions: the classes that further groups may have, besides `subject`.
     """
     info = class_info(description, subject)
     kind = kind_of(info)
@@ -181,7 +182,7 @@ def setups(
 
 
 def max_blocks(stage: Stage, setup: Setup, group: CacheGroup) -> int | None:
-    """The most blocks of the group that a request holds, computed from its spec; None if that fails."""
+    """The most blocks that a request holds in the group, by the group's spec; None if an operation fails."""
     built = stage.perform("specs.build", spec=group["spec"])
     memory = stage.perform(
         "specs.max_memory",
@@ -203,7 +204,7 @@ def build_specs(stage: Stage, setup: Setup) -> None:
 
 
 class CacheMachine(Machine):
-    """An engine that takes any possible action, again and again."""
+    """Runs an engine. Each call of the rule takes one of the actions that are possible at that moment."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -217,7 +218,7 @@ class CacheMachine(Machine):
 
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """Run an engine like that of `CacheMachine`, with its choices given."""
+    """Run the engine of `CacheMachine` with this setup and these choices."""
     made = Setup(**setup)
     build_specs(stage, made)
     engine = Engine(stage, made, description["parts"])
@@ -231,9 +232,9 @@ def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
 
 
 def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """With plenty of blocks, compute a prompt, then look up prompts that begin like it.
+    """Compute a prompt, then look up prompts that begin like it. The pool has room for everything.
 
-    Do so without a draft model, and once more with one if the setup has one.
+    If the setup has a draft model, do this without the draft model first, then with it.
     """
     setup = setups(draw, description, subject, reads_ahead=draw(st.booleans()))
     setup = replace(setup, num_blocks=100, loads=False, max_batches=1, is_async=False)
@@ -253,7 +254,7 @@ def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def without_drafts(setup: Setup) -> Setup:
-    """The same engine without draft tokens and without a draft model."""
+    """The same setup without draft tokens and without a draft model."""
     groups = [_without_drafts(each) for each in setup.groups]
     return replace(setup, use_eagle=False, drafts=0, groups=groups)
 
@@ -266,7 +267,7 @@ def _without_drafts(group: CacheGroup) -> CacheGroup:
 
 
 def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Give the engine the least memory with which it starts, and run one request to the longest length."""
+    """Run one request up to the maximum length, in an engine with the least memory that it can start with."""
     setup = setups(draw, description, subject)
     setup = replace(setup, use_eagle=False, loads=False)
     blocks = [max_blocks(stage, setup, group) for group in setup.groups]
@@ -285,7 +286,7 @@ def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def drafted(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Run one request at a time, with many draft tokens in a step, few, or none."""
+    """Run one request at a time. A step has many draft tokens, few, or none."""
     setup = setups(draw, description, subject, reads_ahead=True)
     setup = replace(setup, loads=False, max_batches=1, is_async=False, use_eagle=False)
     engine = Engine(stage, setup, description["parts"])
@@ -294,7 +295,7 @@ def drafted(draw: Draw, stage: Stage, description: Description, subject: str) ->
     for how in draw(st.lists(st.integers(0, (1 << 16) - 1), min_size=12, max_size=24)):
         if not engine.running and not engine.waiting:
             engine.submit(prompt, setup.max_model_len, encoder=setup.max_encoder_tokens)
-        # Schedule all that is possible, hand the step over, and take its output as `how` says.
+        # Schedule all that is possible, submit the step, and process its output as `how` says.
         for choice in (0, 0, how * STRAIGHT):
             engine.go_on(choice)
 

@@ -1,4 +1,4 @@
-"""The canonical view of a cache: write and read it through layers and through rows, and copy blocks."""
+"""Writes and reads a cache through its layers and through the rows of its canonical view; copies blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvref_strategies.workload import Description, Draw, Stage, Workload
 
 
 def rows(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Register a cache, write to a block, read it, and perhaps copy it to another block."""
+    """Allocate and register a cache, write and read a block, and perhaps copy the block to another one."""
     layers = draw_layers(draw, stage, description, subject)
     if not layers:
         return

@@ -39,7 +39,7 @@ class Table:
 
 @dataclass
 class Job:
-    """A store, or a load into the blocks of `table`."""
+    """A store, or a load. A load fills the blocks of `table`; a store has no table."""
 
     blocks: list[int]
     places: list[int]
@@ -51,9 +51,9 @@ class Job:
 class Engine:
     """Drives the part `connector` of a target as an engine does.
 
-    A step begins with `start_transfers`, and writes new blocks after that. A store is for blocks that have
-    been written; they may be freed at once. A load is for new blocks; they are neither freed nor read before
-    it has finished.
+    A step begins with `start_transfers`, then writes new blocks. The engine stores only blocks that have been
+    written, and may free them at once. It loads only into new blocks, and neither frees nor reads them before
+    the load has finished.
     """
 
     stage: Stage
@@ -87,7 +87,7 @@ class Engine:
         ]
 
     def go_on(self, choice: int) -> None:
-        """Do one action, which the digits of `choice` decide."""
+        """Take one possible action. The digits of `choice` decide which one, on what, and how."""
         if self.broken:
             return
         what, which, how = choice % len(self.kinds), choice // 16 % 8, choice // 128
@@ -145,11 +145,11 @@ class Engine:
     # The actions.
 
     def take(self, most: int, how: int) -> None:
-        """Add a request, with some of the free blocks."""
+        """Add a request, and allocate some of the free blocks to it."""
         self.tables += self.new_tables(1 + how % most)
 
     def new_tables(self, num_blocks: int) -> list[Table]:
-        """A table with new blocks, or an empty list if the target refuses."""
+        """Allocate blocks, and return a list with their table. The list is empty if the allocation fails."""
         taken = self.ask("take", num_blocks=num_blocks)
         held = {block for table in self.tables for block in table.blocks}
         self.broken = self.broken or not taken or bool(held.intersection(taken))
@@ -176,7 +176,7 @@ class Engine:
         self.submit("store", Job(blocks, places))
 
     def load(self, first: int, how: int) -> None:
-        """Add a request whose blocks are loaded from the host."""
+        """Add a request, and load its blocks from the host."""
         places = [place for place in sorted(self.stored) if place >= first]
         for table in self.new_tables(1 + how % min(self.free_count, len(places))):
             table.loading = True
@@ -208,7 +208,7 @@ class Engine:
                 self.ask("read", block=block)
 
     def settle(self, nothing: None, how: int) -> None:
-        """Wait for all jobs, free all requests, then take all blocks of the pool."""
+        """Wait for all jobs, free all requests, then allocate every free block."""
         self.step(None, how)
         for _ in range(PATIENCE):
             if self.jobs and not self.broken:
@@ -220,7 +220,7 @@ class Engine:
 
 
 class ConnectorMachine(Machine):
-    """An engine that takes any possible action, again and again."""
+    """Runs an engine. Each call of the rule takes one of the actions that are possible at that moment."""
 
     @initialize(num_blocks=st.integers(2, MAX_BLOCKS), host_blocks=st.integers(1, MAX_HOST_BLOCKS))
     def start(self, num_blocks: int, host_blocks: int) -> None:

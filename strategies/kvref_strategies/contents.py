@@ -1,7 +1,8 @@
-"""Contents of requests to hash: pairs that differ in one thing, several block sizes, several processes.
+"""Contents of requests to hash: in pairs that differ in one thing, at two block sizes, in two processes.
 
-Contents are like those that engines get. An item has the same shape wherever it occurs, except for the
-subject `item shapes`. Its placeholders are special tokens, and items and embeddings are only in the prompt.
+The contents are like those that engines get. Items and embeddings are only in the prompt, and their
+placeholders are special tokens. Items with the same id have the same shape, except for the subject
+`item shapes`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _item(name: str, shape: str, embedded: str) -> dict[str, Any]:
 
 
 def item_piece(draw: Draw) -> Piece:
-    """One item, whose id also stands for its shape."""
+    """One item. Its id contains the number of its shape, so items with the same id have the same shape."""
     shape = draw(st.sampled_from(SHAPES))
     tokens = [PLACEHOLDER if mark == "x" else SEPARATOR for mark in shape]
     return {"tokens": tokens, "items": [_item(f"{draw(NAMES)}.{SHAPES.index(shape)}", shape, "x")]}
@@ -80,7 +81,7 @@ PIECES = {
 
 
 def altered(draw: Draw, piece: Piece) -> Piece:
-    """The piece with one token, embedding or item replaced by another one, which may be equal."""
+    """The piece with one of its tokens, embeddings or items drawn again. The new one may be equal."""
     altered = {name: list(values) for name, values in piece.items()}
     name = next(name for name in ("items", "rows", "tokens") if name in piece)
     place = draw(st.integers(0, len(piece[name]) - 1))
@@ -117,7 +118,7 @@ def assembled(prompt: list[Piece], generated: list[int], **more: Any) -> Content
 
 
 def fields(draw: Draw, kind: str, description: Description) -> dict[str, Any]:
-    """Draw adapter and salt, if the kind is one of them. Both have the same possible names."""
+    """Draw an adapter for the kind `adapter`, an adapter and a salt for the kind `salt`, else nothing."""
     drawn = {"adapter": ("adapter",), "salt": ("salt", "adapter")}.get(kind, ())
     return {name: draw(st.none() | NAMES) for name in drawn if takes(description, name)}
 
@@ -142,7 +143,7 @@ def single(draw: Draw, kind: str) -> Piece:
 
 
 def filled(prompt: list[Piece], size: int) -> list[Piece]:
-    """The pieces, followed by tokens if they do not fill a block of this size."""
+    """The pieces, followed by more tokens if the pieces have fewer than `size`."""
     missing = size - sum(len(piece["tokens"]) for piece in prompt)
     return [*prompt, {"tokens": [0] * missing}] if missing > 0 else prompt
 
@@ -156,9 +157,9 @@ def contents(draw: Draw, description: Description, size: int) -> Content:
 
 
 def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Content, Content]:
-    """Draw two contents that differ in a piece, the order of pieces, the end, or a field, or are equal.
+    """Draw two contents that are equal or differ in a piece, the order of pieces, the end, adapter or salt.
 
-    Each has at least `size` tokens. Output tokens of one may be prompt tokens of the other.
+    Each has at least `size` tokens. The output tokens of the first may be prompt tokens of the second.
     """
     first = pieces(draw, kind, draw(st.integers(1, 4)))
     place = draw(st.integers(0, len(first) - 1))
@@ -198,7 +199,7 @@ def compare(draw: Draw, stage: Stage, description: Description, subject: str) ->
 
 
 def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Hash a content, and ask for the hashes of larger blocks."""
+    """Hash a content, then ask for its hashes at a multiple of that block size."""
     size = draw(HASH_BLOCK_SIZES)
     multiple = draw(st.integers(1, 4))
     content = contents(draw, description, size * multiple)
@@ -211,7 +212,7 @@ OTHER_PROCESS = "-R"
 
 
 def processes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Hash a content in two processes."""
+    """Hash the same content in two processes."""
     size = draw(HASH_BLOCK_SIZES)
     content = contents(draw, description, size)
     stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
@@ -224,7 +225,7 @@ def takes(description: Description, kind: str) -> bool:
 
 
 def kinds(description: Description) -> Subjects:
-    """The kinds of content, each with the reason why it is left out, or None."""
+    """The kinds of content, each with the reason why it is left out, or with None if it is drawn."""
     return {
         kind: None if takes(description, kind) else f"the target takes no {kind}"
         for kind in ("tokens", *KINDS)

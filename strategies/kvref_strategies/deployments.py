@@ -16,7 +16,7 @@ BARE = "a stage without layers"
 def workers(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Plan for the stages of a pipeline, each on one or two ranks with different memory.
 
-    Before that, group the layers of all stages, and plan for each worker alone.
+    Before that, group the layers of the whole model, and make a separate plan for each worker.
     """
     stages = draw(st.sampled_from([1, 2, 3]))
     family = "full attention" if subject == BARE else subject
@@ -40,7 +40,7 @@ def _stages(description: Description) -> Subjects:
 
 
 def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Resolve the block sizes of a model, and make a cache manager with them, and one with other sizes."""
+    """Resolve the block sizes of a model. Make a cache manager with these sizes, then one with others."""
     model = draw_model(draw, stage, description, subject, 1)
     if model is None:
         return
@@ -69,7 +69,7 @@ def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def managers(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Make a cache manager for a model of one layer, with prefix caching or, if that fails, without."""
+    """Make a cache manager for a model of one layer, with prefix caching or, if that fails, without it."""
     stage.perform("registry.initialise")
     spec = draw(descriptors(class_info(description, subject)))
     if "value" not in stage.perform("specs.build", spec=spec):
@@ -109,9 +109,9 @@ def can_cache(description: Description, specs: list[SpecDescriptor]) -> bool:
 
 
 def capacity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Ask for the capacity of a plan, with its groups in either order; then plan for a single request.
+    """Ask for the capacity of a plan, with its groups in both orders. Then plan with memory for one request.
 
-    If the target does not report the capacity, plan for the same memory: perhaps there is no plan either.
+    If the target does not report the capacity, plan with the same memory: a plan may be impossible, too.
     """
     model = draw_model(draw, stage, description, subject, 1)
     if model is None:

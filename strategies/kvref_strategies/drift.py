@@ -15,14 +15,14 @@ _NO_PLUGIN: Subjects = {"": "there is no plugin"}
 
 
 def stock_classes(description: Description) -> list[SpecClassInfo]:
-    """The implementation's own classes of layers for which specs can be drawn."""
+    """The implementation's own layer classes, without those for which no spec can be drawn."""
     infos = description["classes"]
     stock = [info for info in infos if info.get("origin", "stock") == "stock" and info["role"] == "layer"]
     return [info for info in stock if missing_menu(info) is None]
 
 
 def stock_ancestor(description: Description, name: str) -> SpecClassInfo | None:
-    """The nearest ancestor among the implementation's own classes for which specs can be drawn."""
+    """The nearest of `stock_classes` among the ancestors of the class `name`, or None."""
     stock = {info["name"]: info for info in stock_classes(description)}
     return next((stock[a] for a in class_info(description, name)["mro"] if a in stock), None)
 
@@ -47,7 +47,7 @@ def _without_classes(description: Description) -> Subjects:
 
 
 def signatures(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """List what a class overrides, and how the implementation calls one of these methods."""
+    """List the methods that a class overrides, then the implementation's calls of one of them."""
     answer = stage.perform("drift.overrides", name=subject)
     names = [override["name"] for override in answer.get("value", ()) if override["parameters"] is not None]
     if names:
@@ -63,9 +63,9 @@ def _reachable(description: Description) -> Subjects:
 
 
 def reach(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Use a spec of the stock ancestor, then of a class derived from it, and see which overrides are reached.
+    """Use a spec of the stock ancestor, then one of a subclass, and see which methods are reached on each.
 
-    The overrides are those of this spec class and of the plugin's manager classes.
+    The methods are those that the spec class `subject` and the plugin's manager classes override.
     """
     ancestor = stock_ancestor(description, subject)
     if ancestor is None:
@@ -91,7 +91,7 @@ def _plugin(description: Description) -> Subjects:
 def patches(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """List the names that the plugin replaces, and see whether they exist in a process without the plugin.
 
-    A name that does not exist there may be a new one. Then ask whether any code reads it.
+    A name that does not exist there may be new in the plugin. Then see whether any code reads the name.
     """
     plugin = description["plugin"]
     packages = plugin["packages"] if plugin is not None else []
@@ -111,7 +111,7 @@ def _hook(description: Description) -> Subjects:
 
 
 def hook(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Count the runs of the platform's hook during look-ups and initialisations, in either order."""
+    """Look up classes and initialise the registry, in either order. Count the runs of the platform's hook."""
     infos = [i for i in description["classes"] if i["role"] == "layer" and missing_menu(i) is None]
     looked_up = draw(st.lists(st.sampled_from(infos), min_size=1, max_size=3))
     initialised = draw(st.booleans())
@@ -131,7 +131,7 @@ def _stock(description: Description) -> Subjects:
 
 
 def stock(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Perform the same operations on a stock class with the plugin and without it."""
+    """Perform the same operations on specs of a stock class, with the plugin and without it."""
     info = draw(st.sampled_from(stock_classes(description)))
     spec, other = draw(descriptors(info)), draw(descriptors(info))
     block_size = draw(st.sampled_from(legal_block_sizes(info, spec)))

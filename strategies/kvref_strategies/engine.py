@@ -1,8 +1,8 @@
-"""A small scheduler: it calls a cache manager the way an engine does, and no other way.
+"""A small scheduler that calls a cache manager only as an engine does.
 
-docs/engine-contract.md lists the rules that a scheduler keeps; each of them is kept here. Everything else is
-open: which request is scheduled next, and for how many tokens. The caller of `Engine.go_on` decides it by a
-number. The digits of the number choose an action, the request or step to act on, and how to do it.
+The scheduler keeps every rule in docs/engine-contract.md. The rules leave open which request is scheduled
+next, and for how many tokens. The caller of `Engine.go_on` decides this by a number: its digits choose an
+action, the request or step to act on, and how to do it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Action = tuple[list[Any], Callable[[Any, Pick], None]]
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of an engine: those of its cache manager, and how it schedules. Sizes are in tokens."""
+    """The settings of an engine's cache manager and of its scheduler. Sizes are in tokens."""
 
     groups: list[CacheGroup]
     num_blocks: int
@@ -119,9 +119,9 @@ class Request:
     awaited: int = 0
     """Output and draft tokens of steps in flight, in an asynchronous engine."""
     loading: bool = False
-    """Whether a connector loads tokens for it beside the steps."""
+    """Whether a connector loads tokens for it asynchronously, beside the steps."""
     found: int = 0
-    """Tokens of its prefix hit, behind which a connector loads others."""
+    """Tokens of its prefix hit. A connector may load the tokens after these."""
     junction: int = 0
     """End of a longer prefix that others may share, if the cache wants a state cached there."""
     stale: int = 0
@@ -149,7 +149,7 @@ class Scheduled:
 
 @dataclass
 class Step:
-    """A step of the engine: all that is scheduled together."""
+    """A step of the engine: everything that is scheduled together."""
 
     scheduled: list[Scheduled] = field(default_factory=list)
     place: int = 0
@@ -170,9 +170,9 @@ class Engine:
     """Drives the part `cache` of a target, and probes its state after each operation that may change it.
 
     Args:
-        operations: the operations that the target has, as "cache.state".
-        tables_only: do not probe. Ask only for the block tables of each step's requests, as a model runner
-            gets them.
+        operations: the names of the operations that the target has, such as "cache.state".
+        tables_only: do not probe. Instead, ask for the block tables of the requests in each step, as a model
+            runner gets them.
     """
 
     def __init__(
@@ -200,11 +200,11 @@ class Engine:
 
     @property
     def possible(self) -> bool:
-        """Whether the engine can go on."""
+        """Whether the engine can take another action: it has a cache, and no operation was refused."""
         return bool(self.shape) and not self.broken
 
     def go_on(self, choice: int) -> None:
-        """Do one action, which the digits of `choice` decide."""
+        """Take one possible action. The digits of `choice` decide which one, on what, and how."""
         if not self.possible:
             return
         pick = Digits(choice)
@@ -214,7 +214,7 @@ class Engine:
         act(these[which % len(these)], pick)
 
     def actions(self) -> list[Action]:
-        """The actions that are possible now. One that is listed several times is chosen more often."""
+        """The actions that are possible now. An action that is listed several times is chosen more often."""
         admissible = self._admissible()
         admit = ([each for each in admissible if self._may_begin(each)], self.admit)
         run = (self.to_run(), self.run)
@@ -267,11 +267,11 @@ class Engine:
         return not request.loading and (request.dropped or not request.stale)
 
     def _may_be_loaded(self, request: Request) -> bool:
-        """Whether the load of a waiting request may end now."""
+        """Whether the load of a waiting request may end now: not in the step in which it began."""
         return request.loading and (self.step is None or request not in self.step.loading)
 
     def _admissible(self) -> list[Request]:
-        """The waiting requests, if the step can admit any."""
+        """The waiting requests; empty if the step can admit none."""
         full = self.step is not None and self.step.full
         return self.waiting if self._may_schedule() and not full else []
 
@@ -295,7 +295,10 @@ class Engine:
         return [request for request in self.waiting if request.loading] if self.step is None else []
 
     def between_steps(self) -> list[None]:
-        """Possible unless an engine with one step at a time waits for that step."""
+        """A list with one choice, `None`, if the engine is between steps; else an empty list.
+
+        An engine with one step at a time is not between steps while it waits for that step's output.
+        """
         waits = self.in_flight and self.setup.max_batches == 1
         return [None] if self.step is None and not waits else []
 
@@ -318,7 +321,7 @@ class Engine:
     # The actions.
 
     def arrive(self, nothing: None, pick: Pick) -> None:
-        """Add a request. Its prompt may be new, begin like an earlier one, or be the same."""
+        """Add a request. Its prompt may be new, begin like an earlier prompt, or be equal to one."""
         salts = [None, None, None, "salt" if self.setup.salts else None]
         length = 1 + pick(self.setup.max_model_len - 1)
         kind = pick(8)
@@ -342,7 +345,7 @@ class Engine:
         adapter: str | None = None,
         encoder: int = 0,
     ) -> Request:
-        """Add a request that ends after this many output tokens, if not before."""
+        """Add a request that ends after at most `more` output tokens."""
         self.number += 1
         more = min(more, self.setup.max_model_len - len(tokens))
         return self.add(f"r{self.number}", tokens, more, salt, adapter, encoder)
@@ -363,9 +366,9 @@ class Engine:
         return added
 
     def finish(self, request: Request, choices: Sequence[int] = ()) -> None:
-        """Go on with the request until it has ended, and do nothing else.
+        """Always take the first possible action, until the request has ended.
 
-        The choices decide how the first actions are done, for example how many tokens are computed.
+        `choices` decide how the first actions are done, for example how many tokens are computed.
         """
         for place in range(8 * self.setup.max_model_len):
             if not self.possible or request not in (*self.running, *self.waiting):
@@ -373,7 +376,7 @@ class Engine:
             self.go_on(choices[place] * STRAIGHT if place < len(choices) else 0)
 
     def open(self, nothing: None, pick: Pick) -> None:
-        """Begin a step. Perhaps nothing can be scheduled in it."""
+        """Begin a step, even if nothing can be scheduled in it."""
         self._open_step()
 
     def _open_step(self) -> Step:
@@ -428,7 +431,7 @@ class Engine:
         return self._aligned(request, start, new)
 
     def _aligned(self, request: Request, start: int, new: int) -> int:
-        """Shorten a step of a prefill, so that it ends where a recurrent state is cached."""
+        """The tokens to compute: `new`, or fewer to end a prefill step where a recurrent state is cached."""
         block = self.setup.align
         prefill_end = max(request.prompt, len(request.tokens) - 1)
         if block is None or start >= prefill_end:
@@ -450,7 +453,7 @@ class Engine:
         return max(min([stop for stop in stops if start < stop < end], default=end) - start, 0)
 
     def _longest_hit(self, tokens: int, unit: int) -> int:
-        """The longest prefix of this many tokens, in multiples of `unit`, that a later request can hit."""
+        """How many of `tokens` tokens a later request can hit at most, in multiples of `unit`."""
         if self.setup.use_eagle:
             return max(0, tokens // unit * unit - unit)
         return (tokens - 1) // unit * unit
@@ -462,7 +465,7 @@ class Engine:
         request.drafts = 0
 
     def _preempt(self, request: Request, drop: bool) -> None:
-        """Free the blocks of a running request. Its tokens in flight stay so until their step is done."""
+        """Free the blocks of a running request. Its tokens in flight remain so until their step is done."""
         self.running.remove(request)
         self.do("free", request=request.name)
         request.computed = request.drafts = request.awaited = 0
@@ -541,7 +544,7 @@ class Engine:
         return padded if self._aligned(request, start, padded) == padded else 1
 
     def _external(self, request: Request, found: int, pick: Pick) -> tuple[int, bool] | None:
-        """How many tokens a connector loads, and whether beside the steps; None if it does not know yet."""
+        """How many tokens a connector loads, and whether asynchronously; None if it does not know yet."""
         if not self.setup.loads or len(request.tokens) == 1:
             return 0, False
         unit = self.setup.scheduler_block_size
@@ -553,11 +556,11 @@ class Engine:
         # A load that ends within the hit adds nothing.
         if kind < 2 or external <= found % unit:
             return 0, False
-        # A step has to compute at least one token, so a load of all tokens goes beside the steps.
+        # A step has to compute at least one token, so a load of all tokens is asynchronous.
         return external, kind > 2 or external == left
 
     def _used_hit(self, hit: Hit, external: int) -> Hit:
-        """The part of a hit that the request uses. With a load, a hit that ends within a block is cut."""
+        """The part of a hit that the request uses: whole scheduler blocks if tokens are loaded after them."""
         tokens, blocks, unit = hit["tokens"], hit["blocks"], self.setup.scheduler_block_size
         if external and tokens % unit:
             tokens -= tokens % unit
@@ -566,7 +569,7 @@ class Engine:
         return {"tokens": tokens, "blocks": blocks, "hashes": []}
 
     def fail(self, request: Request, pick: Pick) -> None:
-        """Let a load go wrong. With one group the first loaded blocks may still be right."""
+        """Report that a load went wrong. With one group, the first loaded blocks may still be right."""
         unit = self.setup.scheduler_block_size
         if len(self.setup.groups) > 1:
             request.computed = 0
@@ -576,7 +579,7 @@ class Engine:
         self._progress(request)
 
     def loaded(self, request: Request, pick: Pick) -> None:
-        """End the load of a request, so that it can be admitted: cache what was loaded, or free it all."""
+        """End the load of a request: cache the loaded tokens, or free its blocks if none are right."""
         step = self._open_step()
         step.admitting = True
         request.loading = False
@@ -588,7 +591,7 @@ class Engine:
         self._progress(request)
 
     def close(self, step: Step, pick: Pick) -> None:
-        """Hand the step over to the model runner."""
+        """Submit the step to the model runner."""
         self.step = None
         if "take_copies" in self.operations:
             self.do("take_copies")
@@ -636,9 +639,10 @@ class Engine:
             self.do("take_events")
 
     def _bad_load(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
-        """Perhaps choose a running request with a bad loaded block, and whether the request ends for that.
+        """Perhaps report a loaded block as bad. Return its running request, and whether the request ends.
 
-        If it does not end, it is computed again from that block on. An engine does this with one group only.
+        If the request does not end, it is computed again from that block on. An engine does this only if it
+        has one group.
         """
         simple = self.setup.loads and len(self.setup.groups) == self.setup.max_batches == 1
         if not simple or not self.running or pick(8) < 7:

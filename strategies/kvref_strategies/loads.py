@@ -20,7 +20,7 @@ ROOMY = 100
 
 
 class Often:
-    """Makes decisions by the digits of a number, and takes the eighth of eight ways every other time."""
+    """Like `Digits`, but a decision between eight ways takes the eighth one half of the time."""
 
     def __init__(self, number: int) -> None:
         self.digits = Digits(number)
@@ -30,7 +30,7 @@ class Often:
 
 
 def loading_setups(draw: Draw, description: Description, subject: str) -> Setup | None:
-    """Draw an engine with prefix caching and a connector; None if it cannot have both."""
+    """Draw the setup of an engine with prefix caching and a connector; None if it cannot have both."""
     setup = setups(draw, description, subject)
     crossing = any(group.get("kind") == "CrossAttentionSpec" for group in setup.groups)
     states = setup.align is None or description["capabilities"].get("loads_states", True)
@@ -43,7 +43,7 @@ def loading_setups(draw: Draw, description: Description, subject: str) -> Setup 
 
 
 def go_on_loading(engine: Engine, choice: int) -> None:
-    """Take one of the actions in `LOADING`; for 0 do nothing, so that examples can be reduced."""
+    """Take one of the actions in `LOADING`. Choice 0 does nothing, so that Hypothesis can reduce examples."""
     if not engine.possible or not choice:
         return
     pick = Often(choice - 1)
@@ -55,7 +55,7 @@ def go_on_loading(engine: Engine, choice: int) -> None:
 
 
 def loads(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Load many tokens for requests, often wrongly."""
+    """Run an engine that loads many tokens for requests. The loads often fail."""
     setup = loading_setups(draw, description, subject)
     if setup is not None:
         # Hypothesis draws larger numbers less evenly.
@@ -76,7 +76,7 @@ def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
 
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """Run an engine like that of `loads`, with its choices given."""
+    """Run the engine of `loads` with this setup and these choices."""
     if setup:
         _load(stage, description, Setup(**setup), choices)
 

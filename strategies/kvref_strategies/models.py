@@ -1,6 +1,6 @@
 """Models as a planner sees them: the spec of each layer by name, in the order of the model.
 
-A model is of a family, which is a subject of the workloads.
+Each model belongs to a family. The families are the subjects of the workloads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Specs = Callable[[Draw, Stage, Description], list[SpecDescriptor]]
 class Family:
     """Models of one kind: the spec classes that they need, and a function that draws their specs.
 
-    `registered` is true if one of the classes has to be registered first.
+    `registered` is true if the models need a class that a vendor registers, and so a registry.
     """
 
     classes: tuple[str, ...]
@@ -218,7 +218,7 @@ SEVERAL_KINDS = ("windows", "chunks", "latent attention with a draft", "recurren
 
 
 def families(description: Description) -> Subjects:
-    """The families, each with the reason why the target has no such models, or None."""
+    """The families, each with the reason why the target has no such models, or with None if it has them."""
     no_registry = None if has_registry(description) else "there is no registry"
     return {
         name: (no_registry if family.registered else None) or lacking(description, family.classes)
@@ -231,7 +231,7 @@ def has_registry(description: Description) -> bool:
 
 
 def lacking(description: Description, classes: tuple[str, ...]) -> str | None:
-    """The reason why the target has no models with these classes, or None if it has."""
+    """The reason why the target has no models with these classes, or None if it has them."""
     known = {info["name"]: missing_menu(info) for info in description["classes"]}
     for name in classes:
         if name not in known:
@@ -253,7 +253,7 @@ class Model:
     """The largest page size in bytes."""
 
     def memory(self, draw: Draw) -> int:
-        """Draw bytes for a few requests, perhaps not a whole number of blocks."""
+        """Draw a memory size in bytes, enough for a few requests. It may not be a whole number of blocks."""
         blocks = draw(st.sampled_from([64, 100, 40]))
         return blocks * len(self.layers) * self.page + draw(st.sampled_from([0, 1, 1000]))
 
@@ -261,10 +261,10 @@ class Model:
 def draw_model(
     draw: Draw, stage: Stage, description: Description, subject: str, numbers: int
 ) -> Model | None:
-    """Draw a model of a family, after the registry is initialised; None if a spec cannot be built.
+    """Initialise the registry, and draw a model of the family `subject`; None if a spec cannot be built.
 
     Args:
-        numbers: each layer also gets a number below this.
+        numbers: each layer gets a drawn number below this.
     """
     if has_registry(description):
         stage.perform("registry.initialise")
@@ -286,7 +286,7 @@ def draw_model(
 
 
 def plans(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Group the layers of a model, or plan for some memory, with the layers in two orders."""
+    """Group the layers of a model, or plan for some memory. Do it with the layers in two orders."""
     model = draw_model(draw, stage, description, subject, MAX_LAYERS)
     if model is None:
         return
@@ -308,7 +308,7 @@ def one_group(draw: Draw, stage: Stage, description: Description, subject: str) 
 
 
 def unregistered(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Plan for layers, of which one has a spec that is not registered."""
+    """Plan for layers. The spec class of at least one of them is not registered."""
     stage.perform("registry.initialise")
     fields = _attention(draw)
     full = spec_with(description, "FullAttentionSpec", **fields)

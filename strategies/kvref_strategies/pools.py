@@ -1,4 +1,4 @@
-"""An engine that drives a pool of blocks. Pools and contents are few and small, so that many collide."""
+"""An engine that drives a pool. There are few blocks and few different contents, so that requests collide."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Table:
     """How many of the blocks have been cached."""
 
     def fill(self, end: int, content: int) -> list[int]:
-        """The tokens of the first `end` blocks. Blocks without tokens get those of number `content`."""
+        """The tokens of the first `end` blocks. Blocks without tokens first get `CONTENTS[content]`."""
         while len(self.tokens) < end * BLOCK_SIZE:
             self.tokens += CONTENTS[content]
         return self.tokens[: end * BLOCK_SIZE]
@@ -101,7 +101,7 @@ class Engine:
         ]
 
     def go_on(self, choice: int) -> None:
-        """Do one action, which the bits of `choice` decide."""
+        """Take one possible action. The bits of `choice` decide which one, on what, and how."""
         what, which, how = choice % 16, choice // 16 % 16, choice // 256
         possible = [(these, act) for _, choices, act in self.kinds if (these := choices())]
         these, act = possible[what % len(possible)]
@@ -190,7 +190,7 @@ class Engine:
         self.remember(table.group, tokens)
 
     def cache_partial(self, table: Table, how: int) -> None:
-        """Give a key to the beginning of a block: of a cached block, or of the first that is not."""
+        """Give a key to the beginning of a cached block, or of the first block that is not cached yet."""
         within = table.blocks[: table.keyed + 1]
         places = [place for place, block in enumerate(within) if block != self.null]
         which, content = divmod(how % (2 * len(places)), 2)
@@ -242,7 +242,7 @@ class Engine:
         self.ask("usage")
 
     def misuse(self, draw: Draw) -> Outcome:
-        """Make a call that no engine may make, with bad arguments alone or behind good ones."""
+        """Make a call that no engine may make. In a list of blocks, good ones may precede the bad ones."""
         foreign = [f"{operation} foreign" for operation in self.numbers]
         kind = draw(st.sampled_from(["too few", "too many", "free too often", *foreign]))
         if kind == "too few":
@@ -261,10 +261,10 @@ class Engine:
 
 
 class PoolMachine(Machine):
-    """An engine that takes any possible action, again and again.
+    """Runs an engine. Each call of the rule takes one of the actions that are possible at that moment.
 
-    There is only one rule, with one draw. Hypothesis leaves out some rules in an example, and reduces steps
-    of few draws best.
+    There is only one rule, because Hypothesis would leave some of several rules out of an example. The rule
+    draws only one number, because Hypothesis reduces steps with few draws best.
     """
 
     @initialize(data=st.data())
@@ -277,7 +277,7 @@ class PoolMachine(Machine):
 
 
 def misuse(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Use the pool a little, then misuse it. Stop if it accepts a misuse: then its state is unknown."""
+    """Use the pool a little, then make illegal calls. Stop if the pool accepts one: its state is unknown."""
     engine = Engine(draw, stage, description)
     for choice in draw(st.lists(CHOICE, max_size=6)):
         engine.go_on(choice)

@@ -30,8 +30,8 @@ CALLS = ["registry.register", "registry.decorate"]
 class ClassTree:
     """A simple model of the spec classes of a process: the target's own, and those that examples define.
 
-    A class that derives from two unrelated kinds of attention would be meaningless. So among the target's own
-    classes, the ancestors of every class form one chain.
+    A class that derives from two unrelated kinds of attention would be meaningless. So those
+    ancestors of a class that are the target's own classes always form one chain.
     """
 
     description: Description
@@ -58,7 +58,10 @@ class ClassTree:
         return self._kinds[name]
 
     def joinable(self, bases: list[str]) -> bool:
-        """Whether a class can derive from all of these: one chain of kinds, none an ancestor of another."""
+        """Whether a class can derive from all of these bases.
+
+        Their kinds must form one chain, and none of the bases may be an ancestor of another.
+        """
         kinds = sorted((self.kind(base) for base in bases), key=lambda info: len(info["mro"]))
         in_line = all(low["name"] in high["mro"] for low, high in itertools.pairwise(kinds))
         return in_line and not any(
@@ -109,8 +112,8 @@ class RegistrationMachine(Machine):
     The model knows which registrations are legal; the laws judge whether the target agrees. Look-ups before
     and after a call show what the call changed.
 
-    There is only one rule. It draws what to do, and then one of all ways to do it: Hypothesis leaves out some
-    rules in an example, and reduces steps of few draws best.
+    There is only one rule, because Hypothesis would leave some of several rules out of an example. The rule
+    draws only what to do and how, because Hypothesis reduces steps with few draws best.
     """
 
     def __init__(self, stage: Stage, description: Description, subject: str) -> None:
@@ -162,7 +165,7 @@ class RegistrationMachine(Machine):
         return [look_ups(self.tree, [name]) for name in self.tree.names()]
 
     def ways_to_contradict(self) -> list[list[Step]]:
-        """Register a class in conflict with its entry. If it has none, register it just before."""
+        """Register a class in conflict with its entry. A class without an entry is registered just before."""
         ways = []
         for name in self.tree.bases:
             first: Registration = {"spec_class": name, "manager": self.managers[0], "base": None}
@@ -184,7 +187,7 @@ class RegistrationMachine(Machine):
         return ways
 
     def ways_to_register_again(self) -> list[list[Step]]:
-        """Repeat a registration. For the target's own classes, register what their look-up answered."""
+        """Repeat a registration. For one of the target's own classes, register what its look-up returned."""
         known = list(self.registered.values())
         for name, entry in self.stock.items():
             if entry["manager"] is not None:
@@ -250,7 +253,7 @@ def look_ups(tree: ClassTree, names: Iterable[str]) -> list[Step]:
 
 
 def calls(registrations: Iterable[Registration]) -> list[Step]:
-    """Each registration by each operation in `CALLS`."""
+    """The calls that make each of these registrations, one call for each operation in `CALLS`."""
     return [step(call, **registration) for registration in registrations for call in CALLS]
 
 
@@ -277,7 +280,7 @@ def conflicts(tree: ClassTree, managers: list[str], first: Registration) -> list
 def overrides(tree: ClassTree, managers: list[str], name: str) -> list[dict[str, Any]]:
     """Every legal override of the manager, the uniform base, or both.
 
-    Overrides of the base alone are repeated, so that they are drawn as often as others.
+    Overrides that name only the base are repeated, so that they are drawn as often as others.
     """
     bases = [None, *tree.named_ancestors(name)]
     both = [(manager, base) for base in bases for manager in [*managers, None] if manager or base]
@@ -323,7 +326,7 @@ def draw_start(draw: Draw, description: Description) -> Start:
 
 
 def some_name(tree: ClassTree) -> SearchStrategy[str]:
-    """A defined class or one of the target's own, each half of the time."""
+    """A strategy for class names: half of the time a defined class, otherwise one of the target's own."""
     return st.sampled_from(list(tree.bases)) | st.sampled_from([info["name"] for info in tree.stock])
 
 
@@ -334,10 +337,11 @@ def define(start: Start, name: str, bases: list[str]) -> str:
 
 
 def orders(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Make the same registrations in two processes: once after the built-ins, once in another order.
+    """Make the same registrations in two processes: first after the built-ins, then in any order.
 
-    In the second process the registry may not be initialised at all. Then the first look-up registers the
-    built-ins. An override of a class that is not registered yet should be refused; it is repeated at the end.
+    The second process may not initialise the registry at all. Then its first look-up registers the built-ins.
+    The target should refuse an override of a class that is not registered yet, so the second process repeats
+    the override at the end.
     """
     start = draw_start(draw, description)
     replaced: list[Step] = []
@@ -368,11 +372,11 @@ def _is_early(call: Step, later: list[Step]) -> bool:
 
 
 def processes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Start two processes alike, but let the second do more before it is initialised.
+    """Make the same registrations in two processes, but let the second one do more before it is initialised.
 
-    It looks up classes between registrations, defines more classes, and may be initialised twice. So its
-    number of classes, their addresses in memory and its earlier look-ups differ; its registrations and their
-    order do not.
+    The second process looks up classes between registrations, defines more classes, and may be initialised
+    twice. So its number of classes, their memory addresses and its earlier look-ups differ. Its registrations
+    and their order are the same.
     """
     start = draw_start(draw, description)
     looked_up = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))
@@ -443,7 +447,7 @@ def races(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def refusals(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Make a legal registration, then a call to be refused, in a process with asserts and in one without."""
+    """Make a legal registration, then a call that must be refused. Do it with asserts and without."""
     start, managers = Start(ClassTree(description)), description["managers"]
     tree = start.tree
     define(start, "Vendor0", tree.draw_bases(draw))

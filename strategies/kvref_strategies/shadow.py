@@ -30,17 +30,18 @@ def _of_decoders(description: Description) -> list[str]:
 
 
 def shadow_subjects(description: Description) -> Subjects:
-    """The classes that get a cache, and `HYBRID` if there are several."""
+    """The subjects of `cache_subjects`, and `HYBRID` if one model can combine several of the classes."""
     subjects = cache_subjects(description)
     return {**subjects, HYBRID: None} if len(_of_decoders(description)) > 1 else subjects
 
 
 def shadow_setups(draw: Draw, description: Description, subject: str) -> Setup:
-    """Draw an engine for layers of the class as in `setups`, or for several classes.
+    """Draw the setup of an engine, as `setups` does, for layers of one class or, for `HYBRID`, of several.
 
-    Often there are draft tokens and several steps in flight, so that counts go back when drafts are rejected.
-    Recurrent layers are left out of that: only the model runner knows where their states are then. Requests
-    that leave a step in which they are scheduled have a workload of their own (`withdrawn`).
+    Many setups have draft tokens and several steps in flight. Then a rejected draft lowers the number of
+    computed tokens. Recurrent layers with drafts get one step at a time: with several in flight, only the
+    model runner knows where their states are. No request is withdrawn from a step: that is for the workload
+    `cache.withdrawn`.
     """
     ahead = draw(st.sampled_from([False, False, True]))
     if subject != HYBRID:
@@ -60,7 +61,7 @@ def shadow_setups(draw: Draw, description: Description, subject: str) -> Setup:
 
 
 class ShadowMachine(Machine):
-    """An engine that takes any possible action, again and again."""
+    """Runs an engine. Each call of the rule takes one of the actions that are possible at that moment."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -73,7 +74,7 @@ class ShadowMachine(Machine):
 
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """Run an engine like that of `ShadowMachine`, with its choices given."""
+    """Run the engine of `ShadowMachine` with this setup and these choices."""
     engine = Engine(stage, Setup(**setup), description["parts"], tables_only=True)
     for choice in choices:
         engine.go_on(choice)

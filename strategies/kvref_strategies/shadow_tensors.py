@@ -1,7 +1,7 @@
-"""The shadow on real memory: writes what each layer computes through its views, and reads it back.
+"""The shadow on real memory: an engine writes content through each layer's views, and reads it back.
 
-There is one step at a time, and it has run when it is handed over. Missing blocks are skipped: the shadow
-without memory (`shadow.machine`) finds those. This one compares the content of the blocks, layer by layer.
+The engine has one step at a time, and the step runs as soon as it is submitted. The engine compares the
+content of blocks, layer by layer. It skips missing blocks, because the workload `shadow.machine` finds them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ WINDOWED = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 class TensorEngine(Engine):
     """An engine that also writes and reads memory as a model runner does, with marks in place of content.
 
-    A mark is a number that stands for a prefix of tokens and a layer. All marks are different.
+    A mark is a number that stands for a prefix of tokens in a layer. Other prefixes or layers have other
+    marks.
 
     Args:
-        layers: for each group, the layers that own a cache, each with the layers that share it.
+        layers: for each group, the layers that own a cache, each with the layers that share its cache.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class TensorEngine(Engine):
                     self._perform("compare_slots", layer, slots, [mark + 1 for mark in true], told="nobody")
 
     def _slots(self, request: Request, number: int, first: int, end: int) -> tuple[list[int], list[int]]:
-        """The slots of these positions in a group and their marks. Skips missing blocks."""
+        """The slots of these positions in a group, and the marks of the positions. Skips missing blocks."""
         group, table = self.setup.groups[number], self._tables[request.name][number]
         content, size = self._content[request.name], _size(group)
         slots, marks = [], []
@@ -191,7 +192,7 @@ class TensorEngine(Engine):
         return slots, marks
 
     def _copy(self) -> None:
-        """Make the copies of the step, in every layer of the groups that hold the destination block."""
+        """Make the step's copies in every layer of the groups whose block tables have the destination."""
         for copy in self._copies:
             for number, group in enumerate(self.setup.groups):
                 if any(copy["destination"] in table[number] for table in self._tables.values()):
@@ -249,7 +250,7 @@ def _size(group: CacheGroup) -> int:
 
 
 def _places(group: CacheGroup, first: int, end: int) -> Iterable[tuple[int, int, int]]:
-    """The blocks of these positions: (index in the block table, first position, end of the positions)."""
+    """The blocks of these positions, each as (index in the block table, first position, end position)."""
     size = _size(group)
     for place in range(first // size, -(-end // size)):
         yield place, max(first, place * size), min(end, (place + 1) * size)
@@ -265,7 +266,9 @@ def _first_read(group: CacheGroup, position: int) -> int:
 def shadow_engine(
     stage: Stage, description: Description, arguments: dict[str, Any], options: dict[str, Any]
 ) -> TensorEngine | None:
-    """Allocate memory, and make an engine for the groups of the answer; None if the target refuses.
+    """Allocate memory, and make an engine for the allocated groups.
+
+    Returns None if the target refuses, or if the plan has changed the spec of a group.
 
     Args:
         arguments: the arguments of `tensors.allocate`.
@@ -311,7 +314,7 @@ def shadow_engine(
 def _with_kept_states(
     description: Description, layers: dict[str, SpecDescriptor]
 ) -> dict[str, SpecDescriptor]:
-    """The layers, with recurrent states that are cached at the ends of steps."""
+    """The same layers, with recurrent layers in the mode that caches states at the ends of steps."""
     return {
         name: {**spec, "fields": {**spec["fields"], "mamba_cache_mode": "align"}}
         if declares(class_info(description, spec["class"]), "mamba_cache_mode")
@@ -330,7 +333,7 @@ def subjects(description: Description) -> Subjects:
 
 
 def on_memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate memory, and let an engine take any possible action, again and again."""
+    """Allocate memory, and let an engine take 20 to 60 actions that are possible then."""
     layers = _with_kept_states(description, draw_layers(draw, stage, description, subject))
     if not layers:
         return

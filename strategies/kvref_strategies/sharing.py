@@ -1,4 +1,4 @@
-"""Layers that use the cache of another layer: as models have them, and wrongly, with no cache to use."""
+"""Layers that share another layer's cache: legally, as in models, or illegally, with no cache to share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _count(groups: list[list[str]]) -> int:
 
 
 def _grow(draw: Draw, targets: list[int], number: int, owners: int) -> None:
-    """Add sharing layers. The target is any layer so far, an owner twice as often as a sharing layer."""
+    """Add sharing layers. Each one targets an earlier layer, an owner twice as often as a sharing layer."""
     for _ in range(number):
         # One number for each, because Hypothesis reduces that best.
         drawn = draw(st.integers(0, 2 * owners + len(targets) - 1))
@@ -50,7 +50,7 @@ def _grow(draw: Draw, targets: list[int], number: int, owners: int) -> None:
 
 
 def _listings(draw: Draw, targets: list[int], owners: int) -> tuple[Pairs, Pairs]:
-    """The sharing layers in the order in which they were drawn, and in any order, as a model lists them."""
+    """The sharing layers with their targets, in two orders: as drawn, and as a model may list them."""
     numbers = [draw(st.integers(0, len(targets))) for _ in targets]
     order = sorted(range(len(targets)), key=lambda drawn: numbers[drawn])
     place = {drawn: listed for listed, drawn in enumerate(order)}
@@ -64,7 +64,7 @@ def _listings(draw: Draw, targets: list[int], owners: int) -> tuple[Pairs, Pairs
 
 
 def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Join layers whose targets lead to owners, listed each behind its target and then in any order.
+    """Join layers whose targets lead to owners: first with each layer after its target, then in any order.
 
     Perhaps join them twice, as an engine with a draft model does.
     """
@@ -88,7 +88,7 @@ def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def cycles(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Join layers, some of which share in a cycle. Others lead into the cycle or are apart from it."""
+    """Join layers. Some of them form a cycle. Others lead into the cycle, or share the cache of an owner."""
     groups = _draw_groups(draw)
     owners, targets = _count(groups), list[int]()
     length = 1 if subject == "self-loops" else draw(st.integers(2, LONGEST_CYCLE))
@@ -101,7 +101,7 @@ def cycles(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def dangling(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Join layers, one of which has a target without a cache. Others lead to it or are apart from it."""
+    """Join layers. One targets a layer without a cache. Others lead to it, or share an owner's cache."""
     groups = _draw_groups(draw)
     owners, targets = _count(groups), list[int]()
     _grow(draw, targets, draw(A_FEW), owners)
@@ -116,10 +116,10 @@ def dangling(draw: Draw, stage: Stage, description: Description, subject: str) -
 
 
 def tensors(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate layers, perhaps first without the sharing ones; write through one, read through another.
+    """Allocate layers, perhaps first without the sharing ones. Write through one layer, read through another.
 
-    If both use the same cache and block, read after the write; else read before and after it. Block 0 is left
-    alone, because requests never hold it.
+    If both layers use the same cache and block, read after the write; else read before and after it. Block 0
+    is not used, because requests never hold it.
     """
     layers = draw_layers(draw, stage, description, subject)
     if not layers:

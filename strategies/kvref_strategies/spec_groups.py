@@ -88,7 +88,7 @@ def _later_classes(description: Description, subject: str) -> list[str]:
 
 
 def _may_be_planned(description: Description, name: str) -> bool:
-    """Whether a planner may get layers of the class. A target with a registry answers that itself."""
+    """Whether a planner may get layers of the class. If the target has a registry, its look-ups decide."""
     return "registry" in description["parts"] or UNPLANNED not in class_info(description, name)["mro"]
 
 
@@ -110,7 +110,10 @@ def derive_vendor(draw: Draw, stage: Stage, spec: SpecDescriptor, name: str) -> 
 
 
 def _as_class(spec: SpecDescriptor, name: str, info: SpecClassInfo) -> SpecDescriptor:
-    """A spec of class `name`, which is `info` or derives from it, as similar to `spec` as is legal."""
+    """A spec of the class `name` that is as similar to `spec` as is legal.
+
+    `info` describes the class, or the class that it derives from.
+    """
     common = {field: value for field, value in spec["fields"].items() if declares(info, field)}
     alike = {field: value for field, value in common.items() if value in menu(info, field)}
     fields: dict[str, Any] = {**minimal(info)["fields"], **alike}

@@ -1,4 +1,4 @@
-"""Specs as objects: build one twice, try to change it, send it to another process, build it wrongly."""
+"""Specs as objects: compare them, try to change them, pickle them, build them with illegal values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPRESSIONS = ("tokens_per_state", "compress_ratio")
 
 
 def identity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec; then build two and compare them, or try to change each field."""
+    """Build a spec. Then build it twice and compare the two, or try to change each of its fields."""
     spec = draw(descriptors(class_info(description, subject)))
     if "value" in stage.perform("specs.build", spec=spec):
         stage.perform(draw(st.sampled_from(["specs.twins", "specs.mutable_fields"])), spec=spec)
@@ -50,7 +50,7 @@ def pickling(draw: Draw, stage: Stage, description: Description, subject: str) -
 
 
 def illegal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a simple spec of a class that has this field, then the same spec with an illegal value in it."""
+    """Build a simple spec of a class with the field `subject`, then the same spec with an illegal value."""
     info = class_info(description, draw(st.sampled_from(_classes_by_field(description)[subject])))
     spec = minimal(info)
     built = stage.perform("specs.build", spec=spec)
@@ -68,7 +68,7 @@ def _illegal_values(field: str, spec: SpecDescriptor, facts: dict[str, Any]) -> 
 
 
 def _classes_by_field(description: Description) -> dict[str, list[str]]:
-    """The classes that have each field for which we know an illegal value."""
+    """The fields for which kvref knows an illegal value, each with the classes that have it."""
     classes: dict[str, list[str]] = {}
     for info in judged(description):
         for field in (f["name"] for f in info["fields"] if missing_menu(info) is None):

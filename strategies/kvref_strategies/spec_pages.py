@@ -44,7 +44,7 @@ def pages(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def _with_declared(description: Description, spec: SpecDescriptor) -> SpecDescriptor:
-    """The spec with what the capability `page_scaling` says of its class, for the laws to read."""
+    """The spec, with the page scaling that the target declares for its class, for the laws to read."""
     scaling = description["capabilities"].get("page_scaling", {}).get(spec["class"])
     return {**spec, "declared": {"page_scaling": scaling}} if scaling else spec
 
@@ -63,7 +63,7 @@ def _formats(description: Description, info: SpecClassInfo) -> list[dict[str, An
 
 
 def memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, and ask for the most memory of a request at growing `max_model_len`."""
+    """Build a spec, and ask for the maximum memory of a request at growing values of `max_model_len`."""
     spec = draw(descriptors(class_info(description, subject)))
     in_flight = draw(st.sampled_from(IN_FLIGHT))
     lengths = draw(st.lists(st.integers(1, 40_000), min_size=2, max_size=4, unique=True))
@@ -71,7 +71,7 @@ def memory(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def window_memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Like `memory`, with lengths around the one from which the window bounds the memory."""
+    """Like `memory`, with lengths around the one at which the memory of a windowed layer stops growing."""
     spec = draw(descriptors(class_info(description, subject)))
     fields = spec["fields"]
     in_flight = draw(st.sampled_from(IN_FLIGHT))
@@ -95,7 +95,7 @@ def _ask_memory(stage: Stage, spec: SpecDescriptor, in_flight: int, lengths: lis
 
 
 def window_subjects(description: Description) -> Subjects:
-    """The classes of a windowed kind."""
+    """The classes of a windowed kind, as in `spec_subjects`."""
     windowed = [info["name"] for info in description["classes"] if set(WINDOWED) & set(info["mro"])]
     subjects = {name: reason for name, reason in spec_subjects(description).items() if name in windowed}
     return subjects or {"": "the target has no windowed spec class"}

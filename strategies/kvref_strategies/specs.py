@@ -1,7 +1,7 @@
-"""Spec descriptors with legal values, chosen by the names of the fields, for any class of any version.
+"""Draws spec descriptors for any class of any version. The names of its fields decide the legal values.
 
-A class gets values for the fields that it has, as an engine would set them. A list of possible values (a
-menu) begins with the simplest one. A descriptor leaves out fields that have their default.
+The values are those that an engine would set. The possible values of a field are its *menu*, which begins
+with the simplest one. A descriptor leaves out fields that have their default.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def menu(info: SpecClassInfo, field: str) -> Sequence[Any]:
 
 
 def one_of(values: Sequence[Any]) -> SearchStrategy[Any]:
-    """Draw one of the values.
+    """A strategy that draws one of the values.
 
-    From a range, draw the index and compute the value: a solver backend can then treat it as a symbol.
+    From a range it draws an index and computes the value: a solver backend can then treat it as a symbol.
     """
     if isinstance(values, range):
         start, step = values.start, values.step
@@ -126,9 +126,9 @@ def one_of(values: Sequence[Any]) -> SearchStrategy[Any]:
 
 
 def widened(description: Description) -> Description:
-    """The description of a target, changed so that numbers of specs are drawn from all of `RANGES`.
+    """The description, changed so that a field with a range in `RANGES` may get any value of the range.
 
-    A field keeps its menu if the target lists its values, or if its kind allows only one.
+    A field keeps its menu if the target lists its values, or if the menu has fewer than two values.
     """
 
     def widened_field(info: SpecClassInfo, field: FieldInfo) -> Any:
@@ -160,7 +160,7 @@ def missing_menu(info: SpecClassInfo) -> str | None:
 
 
 def spec_subjects(description: Description) -> dict[str, str | None]:
-    """Every class of role `layer`, with the reason why no spec of it can be drawn, or None."""
+    """Every class of role `layer`, with the reason why no spec of it can be drawn, or None if one can."""
     return {info["name"]: missing_menu(info) for info in description["classes"] if info["role"] == "layer"}
 
 
@@ -211,7 +211,7 @@ def _legal(spec: SpecDescriptor) -> SpecDescriptor:
 
 
 def legal_block_sizes(info: SpecClassInfo, spec: SpecDescriptor) -> Sequence[int]:
-    """Block sizes that are a whole number of stored states, and that divide `sink_len`."""
+    """The block sizes that hold a whole number of stored states and divide `sink_len`."""
     fields = spec["fields"]
     tokens: Any = fields.get("tokens_per_state", fields.get("compress_ratio", 1))
     every = menu(info, "block_size")
@@ -275,7 +275,7 @@ def perturbations(draw: Draw, info: SpecClassInfo) -> tuple[SpecDescriptor, Spec
 
 
 def _distinct_values(info: SpecClassInfo, field: FieldInfo) -> Sequence[Any]:
-    """The values of a field of which no two may share a group."""
+    """Values of the field. Specs with different values from this list may not share a group."""
     values = menu(info, field["name"])
     if not values or is_required(field) or field["name"] in OPTIONAL_WINDOWS:
         return values

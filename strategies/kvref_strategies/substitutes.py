@@ -1,4 +1,4 @@
-"""A platform that substitutes its own spec classes for others, and plans for layers of the others."""
+"""A platform that substitutes its own spec classes for stock ones, and plans for layers of the stock ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PLATFORM = ("PlatformSpec", "NextPlatformSpec")
 
 
 def substitutes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Plan for layers while their class is substituted, perhaps twice, and while that is undone.
+    """Plan for layers before, while and after their class has a substitute.
 
-    Perhaps try to substitute in a loop, which should be refused.
+    The substitute may have a substitute itself. Perhaps try a loop of substitutes, which should be refused.
     """
     stage.perform("registry.initialise")
     own = draw(st.sampled_from([info["name"] for info in ClassTree(description).stock]))

@@ -57,7 +57,7 @@ def _windows(draw: Draw, stage: Stage, description: Description) -> list[SpecDes
 
 
 def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Latent attention, in some layers with an index whose values are bytes."""
+    """Latent attention: two layers. The second one may be an index whose values are bytes."""
     fields = {**_fields(draw, description, "MLAAttentionSpec"), "num_kv_heads": 1}
     layer = spec_with(description, "MLAAttentionSpec", **{**fields, "head_size": 6, "dtype": "torch.float16"})
     index = spec_with(description, "MLAAttentionSpec", **{**fields, "head_size": 4, "dtype": "torch.uint8"})
@@ -86,9 +86,10 @@ def _padded(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 
 def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Recurrent layers, perhaps with attention; then their pages are padded to those of attention.
+    """Recurrent layers, perhaps with attention layers.
 
-    Pages are a multiple of the largest dtype, as in all models.
+    Beside attention layers, the pages of recurrent layers are padded to those of attention. A page size is a
+    multiple of the size of the largest dtype, as in all models.
     """
     shapes = draw(st.sampled_from([[[2, 3]], [[2, 3], [4]], [[4], [1, 2], [2]]]))
     dtypes = draw(
@@ -142,7 +143,7 @@ def tensor_subjects(description: Description) -> Subjects:
 
 
 def undeclared(description: Description) -> str | None:
-    """The reason why the target cannot be asked to allocate: a capability that it does not declare."""
+    """The reason why the target cannot be asked to allocate: undeclared capabilities. None if it can."""
     missing = [name for name in ("layouts", "buffers") if not description["capabilities"].get(name)]
     return f"the target does not declare {' and '.join(missing)}" if missing else None
 
@@ -150,7 +151,7 @@ def undeclared(description: Description) -> str | None:
 def draw_layers(
     draw: Draw, stage: Stage, description: Description, subject: str
 ) -> dict[str, SpecDescriptor]:
-    """Draw layers of a family, by name; empty if a spec cannot be built."""
+    """Draw layers of the family `subject`. Return their specs by name, or nothing if one cannot be built."""
     if has_registry(description):
         stage.perform("registry.initialise")
     specs = FAMILIES[subject].specs(draw, stage, description)
@@ -197,7 +198,7 @@ def layouts_for(description: Description, layers: dict[str, SpecDescriptor]) -> 
 
 
 def layouts(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate layers, and again with one or two things changed."""
+    """Allocate layers. Then allocate once or twice more, each time with one thing changed."""
     layers = draw_layers(draw, stage, description, subject)
     if not layers:
         return

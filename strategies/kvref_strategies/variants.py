@@ -52,7 +52,7 @@ def _missing(description: Description, part: str) -> str | None:
 
 
 def pool_variants(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """An engine that uses a pool, and now and then does what no engine may do."""
+    """Let an engine use one variant of a pool and make illegal calls. Repeat all calls with the others."""
     first, *others = names(description, "pool")
     recorder = Recorder(stage, "pool", first)
     engine = PoolEngine(draw, recorder, description)
@@ -65,7 +65,7 @@ def pool_variants(draw: Draw, stage: Stage, description: Description, subject: s
 
 
 def cache_variants(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """An engine that uses a cache manager."""
+    """Let an engine use one variant of a cache manager. Repeat its operations with the others."""
     first, *others = names(description, "cache")
     recorder = Recorder(stage, "cache", first)
     engine = CacheEngine(recorder, setups(draw, description, subject), description["parts"])
@@ -76,7 +76,7 @@ def cache_variants(draw: Draw, stage: Stage, description: Description, subject: 
 
 
 def _drawn(draw: Draw, choices: st.SearchStrategy[int]) -> list[int]:
-    """Several lists, since Hypothesis draws long ones rarely."""
+    """Draw choices as six short lists, because Hypothesis rarely draws a long one."""
     return [choice for _ in range(6) for choice in draw(st.lists(choices, max_size=16))]
 
 

@@ -24,7 +24,7 @@ class Scripted:
 
 
 def chunk(tokens: int) -> Scripted:
-    """The decisions by which an engine schedules this many tokens of a request."""
+    """The decisions with which an engine schedules `tokens` tokens of a request."""
     return Scripted([1, tokens - 1])
 
 
@@ -75,7 +75,10 @@ def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) 
 
 
 def _held(group: CacheGroup, tokens: int) -> int:
-    """The blocks that this many tokens hold. With states cached at step ends: the last one and the next."""
+    """How many blocks of the group a request with `tokens` tokens holds.
+
+    If states are cached at the ends of steps, it holds two: one for the last state and one for the next.
+    """
     fields = group["spec"]["fields"]
     if group.get("kind") == "MambaSpec" and fields.get("mamba_cache_mode") == "align":
         return 2
@@ -83,7 +86,7 @@ def _held(group: CacheGroup, tokens: int) -> int:
 
 
 def _hand_over(engine: Engine) -> None:
-    """Close the open step, and process its output."""
+    """Submit the open step, and process its output."""
     for step in engine.open_steps():
         engine.close(step, Scripted())
     for step in engine.oldest_in_flight():

@@ -1,4 +1,4 @@
-"""The types of a workload, which draws examples for each of its subjects and has the target perform them."""
+"""The types of workloads. A workload draws examples for each of its subjects and runs them on a target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvref.target import Outcome, PluginInfo, SpecClassInfo
 
 
 class Description(TypedDict):
-    """What is known of a target before any example is drawn."""
+    """What is known about a target before any example is drawn."""
 
     name: str
     version: str
@@ -54,7 +54,7 @@ class Stage(Protocol):
         ...
 
     def fresh(self, *flags: str) -> None:
-        """Continue in a pristine process with these interpreter flags. Only isolated workloads may."""
+        """Continue in a pristine process with these interpreter flags. Only isolated workloads may do so."""
         ...
 
 
@@ -101,14 +101,14 @@ class Workload:
     """A named source of examples for laws.
 
     Attributes:
-        parts: the parts of the target that it needs, and those operations that not every target has.
+        parts: the parts and the optional operations of the target that the workload needs.
         subjects: returns the subjects for a target.
         examples: a script or a state machine.
         isolated: whether every example runs in pristine processes, because it changes global state.
         flags: interpreter flags that some of its processes need.
         weight: its share of the example budget. Isolated examples cost a fork each.
-        unobserved: the reason to report if no example of a subject gave a law anything to judge. Then the law
-            is `not-applicable` to the subject; if this is empty, the law is `incomplete`.
+        unobserved: the reason to report if no example of a subject gave a law anything to judge. With a
+            reason the row is `not-applicable`; without one it is `incomplete`.
         driven: how to drive it by plain numbers, if that is possible.
         symbolic: whether CrossHair can draw its numbers symbolically: the target computes with them, and
             nothing else depends on them. They come from the full ranges of `specs.widened`.

@@ -8,6 +8,7 @@ from typing import Any
 from kvref.fast import cache, pool
 from kvref.fast.cache import KVCacheManager
 from kvref.fast.pool import BlockPool
+from kvref.managers.base import TokenCounts
 from kvref.pool import Key
 from kvref_conformance.targets.faults.breaking import break_it
 from kvref_conformance.targets.reference.target import ReferenceTarget
@@ -142,11 +143,11 @@ def settled_although_a_block_gets_free() -> ReferenceTarget:
     """It is not looked at whether a block falls out of the window."""
 
     def make(settled: Any) -> object:
-        def is_settled(manager: Any, request_id: str, num_tokens: int) -> bool:
+        def is_settled(manager: Any, request_id: str, tokens: TokenCounts) -> bool:
             nulled = manager._num_nulled[request_id]
-            manager._num_nulled[request_id] = num_tokens
+            manager._num_nulled[request_id] = tokens.num_tokens
             try:
-                return bool(settled(manager, request_id, num_tokens))
+                return bool(settled(manager, request_id, tokens))
             finally:
                 manager._num_nulled[request_id] = nulled
 

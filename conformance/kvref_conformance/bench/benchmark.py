@@ -30,7 +30,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A pass that can be repeated: `reset` comes before each pass, and only `run` is timed."""
+    """A pass that can be repeated. `reset` is called before each pass, and only `run` is timed."""
 
     run: Callable[[], object]
     operations: int = 1
@@ -40,7 +40,7 @@ class Prepared:
     """What a pass does, as plain data. Two targets that do the same work return the same."""
     close: Callable[[], object] = _nothing
     memory: Callable[[], int | None] = _nothing
-    """Bytes of what a pass makes, or None if they are not measured."""
+    """The bytes of the objects that a pass makes, or None if they are not measured."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Benchmark:
         grid: values of each parameter. All combinations that are `possible` are timed.
         quick: values that replace some of the grid with --quick.
         cuda: values that replace some of the grid on a CUDA device; None if there are no tensors.
-        growth: the parameter that is the size.
+        growth: the parameter that counts as the size in growth curves.
         limit: the lower bound, if one is known.
         here: whether the benchmark runs in kvref's own process, without a subject. It times the suite and the
             reference, and starts the processes that it needs. It is slow, so it runs only if --only names it.

@@ -39,7 +39,7 @@ def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared
     )
 
     def arrive(shared: bool = hits) -> tuple[Any, int]:
-        """A new request, and a token that makes its output unique. `shared` gives all the same prompt."""
+        """A new request, and a token that makes its output unique. If `shared`, all prompts are equal."""
         number = next(numbers)
         return cache.request(f"r{number}", [0 if shared else number] * PROMPT), number
 

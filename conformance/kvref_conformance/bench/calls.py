@@ -1,4 +1,4 @@
-"""Passes of a call that needs fresh arguments each time."""
+"""Make passes of a call that needs fresh arguments each time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvref_conformance.bench.benchmark import Prepared
 
 
 def prepared(call: BenchCall, times: int = 1, device: str = "cpu") -> Prepared:
-    """A pass of `times` calls. It ends when the device is done, too."""
+    """A pass of `times` calls. It ends when the device has finished their work."""
     finish = finishing(device)
     given: list[Any] = []
     made: list[Any] = []
 
     def reset() -> None:
-        made.clear()  # first of all: it may be much memory
+        made.clear()  # first, because it may hold much memory
         given[:] = [call.fresh() for _ in range(times)]
 
     def run() -> None:

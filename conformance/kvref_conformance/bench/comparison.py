@@ -26,15 +26,15 @@ from kvref_conformance.targets import DEFAULT_TARGET
 BENCHMARKS: dict[str, Benchmark] = {**NEXT_TO_A_TARGET, CATCH.name: CATCH}
 
 ROUND_SECONDS, QUICK_ROUND_SECONDS = 0.05, 0.005
-"""The least time of a round, without setup."""
+"""A round takes at least this long, without setup."""
 
 
 class NoSuchBenchmark(ValueError):
-    """A glob that matches no benchmark."""
+    """No benchmark matches a glob."""
 
 
 class CannotTime(Exception):
-    """A benchmark cannot time a target, with the reason."""
+    """A benchmark cannot time a target. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class Contender:
 
 @dataclass
 class Timed:
-    """The result of a case: the seconds of one operation, a number for each round."""
+    """The result of a case: for each target and round, the seconds of one operation."""
 
     case: Case
     labels: Sequence[str]
     """The labels of all targets, timed or left out, in the order of the command line."""
     rounds: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds of each round, by label."""
+    """The seconds of one operation in each round, by label."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Why a target was not timed, by label."""
     bytes: dict[str, int] = field(default_factory=dict)
     """The memory that the operation takes, by label, if it is measured."""
     unequal: str = ""
-    """How the work of the targets differed. If it did, there is no ratio."""
+    """How the work of the targets differed; empty if it did not. There is a ratio only if it is empty."""
 
     def median(self, label: str) -> float:
         return statistics.median(self.rounds[label])
@@ -78,7 +78,7 @@ class Timed:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The quartiles of the ratio: half of the rounds lie between them."""
+        """The quartiles of the ratio, between which half of the rounds lie; None if there is no ratio."""
         if self.ratio is None:
             return None
         return quartiles([b / a for a, b in zip(*self.rounds.values(), strict=True)])
@@ -90,7 +90,7 @@ def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def choose(patterns: Sequence[str], device: str, quick: bool) -> list[Case]:
-    """The cases of all benchmarks, or of those that match a glob, after the cases that are their limits.
+    """The cases of all benchmarks, or of those that match a glob. The cases of their limits come first.
 
     Raises `NoSuchBenchmark`.
     """
@@ -206,7 +206,7 @@ def _runner(case: Case, contender: Contender, way: str) -> _Runner:
 
 
 class _There:
-    """Times in a process forked from the target's host, which only imported the target."""
+    """Times in a fresh process, forked from a host that has only imported the target."""
 
     def __init__(self, case: Case, contender: Contender, way: str) -> None:
         self._case, self._contender, self._way = case, contender, way

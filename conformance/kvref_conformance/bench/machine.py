@@ -28,7 +28,7 @@ class Environment(TypedDict):
     """The device of tensors: `cpu`, or the name of the GPU."""
     rounds: int
     way: str
-    """`bench` if the own API of the targets is timed, `operations` if their operations are."""
+    """What is timed: `bench` for the API of the targets themselves, `operations` for their operations."""
 
 
 def environment(contenders: Sequence[Contender], rounds: int) -> Environment:

@@ -12,19 +12,19 @@ from kvref_conformance.targets.bench_models import FULL, PAGE, SMALL, full_of, l
 
 LAYERS = 64
 FEW = 4
-"""Blocks, if the number of layers is the size."""
+"""The number of blocks if the number of layers is the size."""
 LAYOUTS = ["LBNHC", "LKBNHC", "BLNHC"]
 """Layer by layer, layer by layer with all K before all V, and block by block."""
 
 
 def allocate(subject: Subject, buffers: str, num_blocks: int, device: str) -> Prepared:
-    """Allocate much memory for some layers. The time is for clearing it."""
+    """Allocate a large cache for a few layers: most of the time goes into clearing the memory."""
     layers = layers_of([FULL], LAYERS)
     return prepared(subject.calls.allocate(layers, num_blocks, LAYOUTS[0], buffers, device), device=device)
 
 
 def reshape(subject: Subject, layout: str, buffers: str, layers: int, device: str) -> Prepared:
-    """Allocate little memory for many layers. The time is for making their views."""
+    """Allocate a small cache for many layers: most of the time goes into making their views."""
     call = subject.calls.allocate(layers_of([SMALL], layers), FEW, layout, buffers, device)
     return prepared(call, device=device)
 
@@ -35,7 +35,7 @@ def register(subject: Subject, layout: str, layers: int, device: str) -> Prepare
 
 
 def copy(subject: Subject, layout: str, page: int, blocks: int, device: str) -> Prepared:
-    """Copy random blocks of the cache to others."""
+    """Copy random blocks of the cache to other blocks."""
     places = random.Random(0).sample(range(1, 1 + 2 * blocks), 2 * blocks)
     pairs = list(zip(places[:blocks], places[blocks:], strict=True))
     layers = layers_of([full_of(page)], LAYERS)
@@ -44,7 +44,7 @@ def copy(subject: Subject, layout: str, page: int, blocks: int, device: str) -> 
 
 
 def _one_buffer(params: Params) -> bool:
-    """If blocks come before layers in a layout, all layers are in one buffer anyway."""
+    """Whether the layout allows these buffers. A layout with blocks outside of layers needs one buffer."""
     return bool(params["layout"][0] == "L" or params["buffers"] == "one")
 
 

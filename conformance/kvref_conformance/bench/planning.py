@@ -1,4 +1,4 @@
-"""Planning: form groups of layers and divide the memory; let layers share caches."""
+"""Planning: form groups of layers, divide the memory, let layers share caches."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ def create(subject: Subject, num_blocks: int) -> Prepared:
 
 
 def take_and_free(subject: Subject, num_blocks: int, batch: int, state: str, events: bool) -> Prepared:
-    """Allocate a batch of blocks, and free one."""
+    """Allocate a batch of blocks, and free a batch."""
     pool = subject.calls.pool(num_blocks, BLOCK_SIZE, events)
     return _STATES[state](pool, num_blocks, batch)
 
 
 def _fresh(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
-    """No block was ever used, and each batch is freed at once."""
+    """The pool is new, and each batch is freed at once."""
     take, free = pool.take, pool.free
     loops = max(1, PASS // batch)
 
@@ -60,7 +60,7 @@ def _fresh(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
 
 
 def _churning(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
-    """Half of the blocks are referenced, all over the pool. A batch is freed long after its allocation."""
+    """Half of the blocks are referenced, in random order. A batch is freed long after its allocation."""
     take, free = pool.take, pool.free
     used = [*take(num_blocks * 3 // 4)]
     random.Random(0).shuffle(used)
@@ -131,7 +131,7 @@ class Keyed:
         """The cached blocks, in the order in which they got their keys."""
 
     def give(self, count: int) -> list[Sequence[Any]]:
-        """Take `count` free blocks, give them the keys that were used longest ago, and free them."""
+        """Allocate `count` blocks, cache them with the keys that were used longest ago, and free them."""
         chunks: list[Sequence[Any]] = []
         for _ in range(count // CHUNK):
             request, blocks = self.requests.popleft(), self._pool.take(CHUNK)
@@ -145,7 +145,7 @@ class Keyed:
         return [each for request in self.requests for each in self._pool.hashes(request)]
 
     def found(self, blocks: int = PASS) -> int:
-        """How many of the oldest `blocks` keys the pool still finds."""
+        """How many of the `blocks` oldest keys the pool still finds."""
         oldest = islice(self.requests, blocks // CHUNK)
         hashes = [each for request in oldest for each in self._pool.hashes(request)]
         return sum(self._pool.find(each, [0]) is not None for each in hashes)
@@ -199,7 +199,7 @@ def _fits(params: Params) -> bool:
 
 
 def _each_block_twice(params: Params) -> Limit:
-    """Each block changes its reference count twice."""
+    """The lower bound: each block changes its reference count twice."""
     return Limit("limit.dict", {"size": params["num_blocks"]}, 2 * params["batch"])
 
 

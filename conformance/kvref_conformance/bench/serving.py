@@ -37,12 +37,12 @@ class Timing:
     def __init__(self, prepared: Prepared, clock: Callable[[], float] = time.perf_counter) -> None:
         self._prepared = prepared
         self._clock = clock
-        # The setup may make many objects, which stay: the garbage collector need not look at them.
+        # The setup may make many objects that stay: the garbage collector must not scan them.
         gc.collect()
         gc.freeze()
 
     def begin(self, seconds: float) -> dict[str, Json]:
-        """Find how many passes make a round of `seconds`. Returns that, and a pass's work and memory."""
+        """Find how many passes make a round of `seconds`. Returns also what a pass does, and its memory."""
         # The first pass may differ from the later ones, since only the setup came before it.
         self._make(1)
         taken, passes = self._make(1), 1
@@ -57,7 +57,7 @@ class Timing:
         return {"did": did, "passes": passes, "bytes": memory}
 
     def run(self, passes: int) -> float:
-        """The seconds of one operation, from `passes` passes."""
+        """Run `passes` passes. Returns the seconds of one operation."""
         return self._make(passes) / (passes * self._prepared.operations)
 
     def _make(self, passes: int) -> float:
@@ -81,7 +81,10 @@ class Timing:
 
 
 def served(target: Target) -> Any:
-    """The operations by which a session times a target, as a part. They take and return plain data."""
+    """A stand-in for the target. A session calls the operations of its part `bench` to time the target.
+
+    These operations take and return plain data.
+    """
     timings: list[Timing] = []
     # The setup may make millions of objects, which stay. A round collects garbage before it begins.
     gc.disable()

@@ -1,4 +1,4 @@
-"""The suite itself: how many operations per second its engines and its shadow manage."""
+"""Time the suite itself: how many operations per second its engines and its shadow process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _drive(subject: Subject) -> SwiftStage:
 
 
 def shadow(subject: Subject) -> Prepared:
-    """Let the shadow follow the operations of a driven example, and judge every reading."""
+    """Let the shadow follow the operations of a driven example, and judge every block that is read."""
     stage = _drive(subject)
     events = stage.runs[0]
     readings = 0

@@ -82,7 +82,7 @@ class Group(click.Group):
             with _ends_in_order():
                 return super().invoke(ctx)
         except TargetFailed as error:
-            # The target's own output is marked: it could look like a message of kvref.
+            # The target's own output is marked, because it could look like a message of kvref.
             first, *more = visible_lines(str(error)).split("\n")
             click.echo("\n".join([f"kvref: {first}", *(f"  | {line}" for line in more)]), err=True)
             ctx.exit(EXIT_USAGE)

@@ -42,7 +42,7 @@ def as_duration(context: click.Context, parameter: click.Parameter, value: str) 
 
 @dataclass(frozen=True)
 class Choice:
-    """A target, as the command line names it."""
+    """A target and the options that say how to load it, as given on the command line."""
 
     target: str | None
     profile: str | None
@@ -131,7 +131,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def targets_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The same for several targets, which share the options. The command gets them as `choices`."""
+    """Like `target_options` for several targets, which share the options. They are passed as `choices`."""
 
     @wraps(command)
     def chosen(*arguments: Any, targets: tuple[str, ...], **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""A page that shows which release of vLLM keeps which law, made from a check of each release.
+"""Make the page that shows which release of vLLM keeps which law, from a check of each release.
 
 A check takes minutes, so kvref keeps its report. A later run with the same laws, depth, seed and suite uses
 the report again.
@@ -41,7 +41,7 @@ Made by `{command}`; do not edit it. Depth {depth}, seed {seed}. For the details
 
 
 class Kept:
-    """Reports of earlier runs with the same options and suite."""
+    """A cache for the reports of earlier runs with the same options and suite."""
 
     def __init__(self, options: Options) -> None:
         self._digest = _digest(options)
@@ -70,7 +70,7 @@ class Kept:
 
 
 def _digest(options: Options) -> str:
-    """A digest of all that decides what a check finds in a given release: options and sources."""
+    """A digest of the options and of our sources, which decide what a check of a release finds."""
     digest = hashlib.sha256(json.dumps([options.laws, options.depth, options.seed]).encode())
     for package, folder in sorted(package_folders(OWN_PACKAGES).items()):
         for path in sorted((Path(folder) / package).rglob("*")):
@@ -82,7 +82,7 @@ def _digest(options: Options) -> str:
 def check_all(
     releases: Sequence[Host], options: Options, watcher: Progress
 ) -> dict[str, dict[str, Any] | None]:
-    """The report of each release, kept or new; None if the release is not prepared."""
+    """The report of each release, from the cache or a new check; None if the release is not prepared."""
     kept = Kept(options)
     reports: dict[str, dict[str, Any] | None] = {}
     for host in releases:
@@ -100,7 +100,7 @@ def check_all(
 
 
 def cells(report: Mapping[str, Any] | None, laws: Sequence[str]) -> dict[str, str]:
-    """The cell of each law, also for a release without a report."""
+    """The cell of each law for one release. `report` is None if the release is not prepared."""
     if report is None:
         return dict.fromkeys(laws, NOT_PREPARED)
     found = {law: cell([row for row in report["laws"] if row["id"] == law]).text for law in laws}

@@ -1,5 +1,5 @@
-"""The plain data of a run, with its JSON schemas: what goes in and what comes out.
+"""The plain data of a run, with its JSON schemas.
 
-In: the profile, capabilities, the baseline. Out: rows and results, traces, differences between two reports.
-May import `laws` and `targets`.
+The profile, capabilities and the baseline go in. Rows and results, traces, and differences between two
+reports come out. This package may import `laws` and `targets`.
 """

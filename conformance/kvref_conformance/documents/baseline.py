@@ -21,8 +21,8 @@ class BaselineError(ValueError):
 class Known:
     """A known finding, and why it is accepted for now.
 
-    Law, subject and facet say which one it is. Its trace decides whether it is still there; other traces
-    with the same facet show the same deviation, since examples differ from seed to seed.
+    Law, subject and facet identify the finding. Its trace decides whether the finding is still there. Other
+    traces with the same facet count as the same finding, because examples differ between seeds.
     """
 
     law: str
@@ -87,7 +87,7 @@ def _parse(name: str, text: str) -> Baseline:
 
 
 def _own_entries(name: str) -> list[Known]:
-    """The entries of a shipped baseline itself, without those it takes from others."""
+    """The entries that a shipped baseline has itself, without those that it lists in `as_in`."""
     file = _shipped_files().get(name)
     if file is None:
         raise BaselineError(f"there is no shipped baseline {name}")
@@ -95,10 +95,10 @@ def _own_entries(name: str) -> list[Known]:
 
 
 def save(result: Result, path: Path) -> None:
-    """Write the findings of a run as a baseline to review: every reason must be written by hand.
+    """Write the findings of a run as a baseline to review. Known findings keep their reasons.
 
-    Known findings keep their reasons. An entry that refers to the baseline of another version still does, if
-    reason and trace are the same.
+    You write the reason of each new finding by hand. If the baseline of another version has an entry with the
+    same reason and trace, the entry is only listed in `as_in`.
     """
     entries = [
         Known(

@@ -1,4 +1,4 @@
-"""What a target, or its profile, may declare besides its parts."""
+"""The capabilities that a target or its profile may declare."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Capability:
     """A way in which implementations may differ without being wrong.
 
     Attributes:
-        value: JSON Schema of its value.
+        value: the JSON Schema of the capability's value.
         what: what the value means.
-        parts: parts of a target that it concerns; their workloads and laws follow it.
+        parts: the parts of a target whose workloads and laws depend on the capability.
     """
 
     name: str

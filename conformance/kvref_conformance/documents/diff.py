@@ -71,7 +71,7 @@ Rows = dict[str, Row]
 
 @dataclass(frozen=True)
 class Change:
-    """A row that changed. `row` is the new one, or the old one if it is gone."""
+    """A row that changed. `row` is the new row, or the old one if the new report lacks it."""
 
     kind: Kind
     worse: bool
@@ -83,7 +83,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition under which the reports were made and which alone may explain a difference."""
+    """A condition that differs between the reports, and that may explain a change by itself."""
 
     what: str
     old: Any
@@ -105,7 +105,7 @@ class Diff:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A report.json, or the one in a report's folder. Raises `UnusableReport`."""
+    """Read a report.json, or the one in a report's folder. Raises `UnusableReport`."""
     path = path / "report.json" if path.is_dir() else path
     try:
         document = json.loads(path.read_bytes())
@@ -139,7 +139,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff:
 
 
 def _by_subject(report: Mapping[str, Any], other: Mapping[str, Any]) -> dict[tuple[str, str], Rows]:
-    """The report's rows that the other report was meant to have as well."""
+    """The report's rows by law and subject, without those that the other report was not meant to judge."""
     selected = other.get("selected", {})
     found: dict[tuple[str, str], Rows] = {}
     for row in report["laws"]:
@@ -186,13 +186,13 @@ def _ways(rows: Rows) -> list[str]:
 
 
 def _whole(rows: Rows) -> Status | None:
-    """The row about the law and subject as a whole, without facets."""
+    """The status of the row about the whole law and subject; None if there is no such row."""
     status = Status(rows[""]["status"]) if "" in rows else None
     return status if status in _OF_THE_WHOLE else None
 
 
 def _state(rows: Rows, facet: str) -> Status:
-    """The state of one facet."""
+    """The status of one facet."""
     if facet in _ways(rows):
         return Status(rows[facet]["status"])
     # With very many facets, the last row's message names some that have no row.
@@ -215,7 +215,7 @@ def _conditions(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Cond
 
 
 def _selection(report: Mapping[str, Any]) -> dict[str, str]:
-    """What the report was meant to judge, in words; only what both were meant to judge is compared."""
+    """What the report was meant to judge, in words."""
     selected = report.get("selected", {})
     laws = f"{len(selected['laws'])} of them" if "laws" in selected else "all"
     return {"laws": laws, "subjects": ", ".join(selected.get("subjects", ["all"]))}

@@ -24,7 +24,7 @@ class ForeignDirectory(ValueError):
 def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
     """Create the folder, or check that it is empty or holds an earlier report (or whatever `what` names).
 
-    `write_report` does so itself; ask before a long run to be refused before it, not after.
+    `write_report` calls this, too. Call it before a long run, so that you do not lose the result.
 
     Raises:
         ForeignDirectory: the directory is in other use.

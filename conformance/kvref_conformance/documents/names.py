@@ -1,4 +1,4 @@
-"""What the files of a report are called: names follow from what is in them."""
+"""The names of a report's files, which follow from their content."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Profile:
 
     @property
     def label(self) -> str | None:
-        """Its name, if the file has several profiles."""
+        """The profile's name, if the file has several profiles."""
         if self.source is None or "targets" not in self.source.root:
             return None
         return self.source.root[-1]
@@ -106,7 +106,7 @@ class Profile:
 
     @property
     def depth(self) -> str | None:
-        """How many examples a check makes."""
+        """The depth of a check, which sets how many examples it makes."""
         depth: str | None = self._document.get("depth")
         return depth
 
@@ -129,13 +129,13 @@ class Profile:
 
     @cached_property
     def capabilities(self) -> dict[str, Any]:
-        """Declared values by name."""
+        """The declared value of each capability, by name."""
         declared = self._document.get("capabilities", {})
         return {name: _declared(name, entry)[0] for name, entry in declared.items()}
 
     @property
     def strategies(self) -> dict[str, dict[str, list[Any]]]:
-        """Values for fields, by class."""
+        """The declared values of fields, by class and field."""
         menus: dict[str, dict[str, list[Any]]] = self._document.get("strategies", {})
         return menus
 
@@ -249,7 +249,7 @@ NO_PROFILE = Profile()
 
 
 def choose_profile(choice: str | None, target: str | None) -> Profile:
-    """The profile to use: the chosen file's, none, or the current folder's if it is for the target.
+    """The profile to use: from the chosen file, or from the current folder if it is for the target, or none.
 
     Args:
         choice: a file, "none", or None if the caller names no profile.
@@ -392,12 +392,12 @@ def _mistakes_in_gaps(entries: Iterable[dict[str, Any]]) -> Iterator[Problem]:
 
 
 def _turned_off(name: str, value: Any) -> list[str]:
-    """Laws that do not apply once this is declared."""
+    """The laws that do not apply if the capability has this value."""
     return [law.id for law in LAWS.values() if name in law.capabilities and value is False]
 
 
 def _declared(name: str, entry: Any) -> tuple[Any, str]:
-    """Value and reason of a capability, with or without a reason."""
+    """The value of a capability, and its reason or ""."""
     return (entry["value"], entry.get("reason", "")) if _has_reason(name, entry) else (entry, "")
 
 

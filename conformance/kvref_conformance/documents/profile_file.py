@@ -97,13 +97,13 @@ def read(path: Path) -> Source:
 
 
 def meant(name: str, options: Iterable[str]) -> str:
-    """A hint at the option that is close to a wrong name, to append to a message; or nothing."""
+    """A hint to append to a message: the option that is most like a wrong name. "" if no option is close."""
     close = difflib.get_close_matches(name, list(options), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def problems_of(value: Any, form: dict[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
-    """Where a value does not fit a JSON Schema."""
+    """The problems of a value that does not fit a JSON Schema."""
     for error in Draft202012Validator(form).iter_errors(value):
         place = (*path, *error.absolute_path)
         match error.validator:

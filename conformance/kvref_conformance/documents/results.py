@@ -14,7 +14,7 @@ Trace = dict[str, Any]
 
 
 class Status(StrEnum):
-    """The states of docs/results.md."""
+    """The states that a row can have: see docs/results.md."""
 
     BROKEN = "broken"
     STALE = "stale"
@@ -28,7 +28,7 @@ class Status(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What the rows add up to."""
+    """The verdict of a run, which follows from its rows."""
 
     CONFORMANT = "conformant"
     CONFORMANT_WITH_GAPS = "conformant with declared gaps"
@@ -52,9 +52,10 @@ EXIT_USAGE = 2
 class Row:
     """The result of one law for one subject.
 
-    A law broken in several ways has a row for each, told apart by `facet` (the field that is lost, say).
-    `seconds` covers the whole unit of work that fed the law, `exploring_seconds` what it took to make its
-    examples, perform their `steps` and judge them. Driven examples are told apart, for they are faster.
+    A law that breaks in several ways has one row for each `facet` (the field that is lost, for example).
+    `seconds` covers the whole unit of work that fed the law. `exploring_seconds` is the time to make its
+    examples, perform their `steps` and judge them. Driven examples, which are faster, have counts of their
+    own.
     """
 
     law: str
@@ -79,7 +80,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """The law, and of what: a law that applies to nothing has no subject."""
+        """The law with its subject and facet. A law that applies to nothing has no subject."""
         return (
             f"{self.law} [{self.subject}{': ' + self.facet if self.facet else ''}]"
             if self.subject
@@ -91,8 +92,8 @@ class Row:
 class FileReached:
     """A file that the target has loaded, and that has functions.
 
-    `lines` are those that can be run; of `branches` both ends, or the one that there is, can be reached and
-    were, but not the one from the other.
+    `lines` are the lines inside functions. `branches` are the jumps that were never taken, although the lines
+    at both ends were reached. A negative end means that the jump leaves the function.
     """
 
     name: str
@@ -108,7 +109,7 @@ class FileReached:
 
 @dataclass(frozen=True)
 class Reached:
-    """The files, in order: the one with the most unreached lines comes first."""
+    """The lines of the target's own files that laws reached. Files with more unreached lines come first."""
 
     modules: Sequence[str]
     without: Sequence[str]
@@ -146,7 +147,7 @@ class Result:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     coverage: Reached | None = None
-    """Of the target's own files, where that was measured."""
+    """The reached lines of the target's own files, if they were measured."""
 
     @property
     def failing(self) -> list[Row]:

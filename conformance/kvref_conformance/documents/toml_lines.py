@@ -46,7 +46,7 @@ class Toml:
             raise TomlError(line, self.text(line), problem) from error
 
     def line(self, path: Path) -> int:
-        """The number of the line where the value begins, or if there is none, the table around it."""
+        """The number of the line where a value begins, or the table around it if the value is missing."""
         while path and not _has(self.document, path):
             path = path[:-1]
         firsts, lasts = self._statements

@@ -53,7 +53,7 @@ class Caches:
 
     @cached_property
     def is_complete(self) -> bool:
-        """Whether every layer has a view; a cache without cannot be judged."""
+        """Whether every layer has a view. Laws about addresses judge only caches that are complete."""
         return all(self.answer["layers"].get(name, {}).get("views") for name in self.names)
 
     def views(self, layer: str) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ class Caches:
         return views
 
     def places(self, layer: str, block: int) -> list[Place]:
-        """The bytes of a block in a layer, in the order in which they are read."""
+        """The addresses of a block's bytes in a layer, in the order in which the bytes are read."""
         key = (layer, block)
         if key not in self._places:
             views = self.views(layer)
@@ -83,7 +83,7 @@ def blocks_per_block(view: dict[str, Any], num_blocks: int) -> int:
 
 
 def places_in(view: dict[str, Any], block: int, num_blocks: int) -> Iterator[Place]:
-    """The bytes of a block in a view."""
+    """The addresses of a block's bytes in a view."""
     several = blocks_per_block(view, num_blocks)
     ranges = [range(size) for size in view["shape"]]
     ranges[view["axes"].index("B")] = range(block * several, (block + 1) * several)

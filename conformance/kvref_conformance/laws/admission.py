@@ -43,7 +43,10 @@ def none_changes_nothing(runs: Runs) -> int:
 
 
 def given_back(step: Step, before: State, after: State) -> Counter[int]:
-    """The caller's blocks that became null blocks. Raise `LawBroken` if any block table changed otherwise."""
+    """Count the caller's blocks that the call replaced by the null block.
+
+    Raise `LawBroken` if a block table changed in any other way.
+    """
     given: Counter[int] = Counter()
     null, caller = step.cache.shape["null"], step.args["request"]
     for name in {**before["tables"], **after["tables"]}:
@@ -136,7 +139,7 @@ def progress(runs: Runs) -> int:
 
 
 def feasible_completes(runs: Runs) -> int:
-    """A request alone, with the least memory that an engine starts with, is never refused."""
+    """In an engine with the least memory that it can start with, a single request is never refused."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if not step.done or step.request is None:
@@ -153,7 +156,7 @@ def feasible_completes(runs: Runs) -> int:
 
 
 def withdrawn_uncached(runs: Runs) -> int:
-    """No look-up finds tokens of a request that was withdrawn from its step before it ran."""
+    """No look-up finds tokens that a withdrawn request should have computed in the step that it left."""
     judged = 0
     places: dict[str, tuple[int, int]] = {}
     computed: dict[str, int] = {}

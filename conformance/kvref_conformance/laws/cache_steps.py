@@ -42,7 +42,7 @@ class Group:
 
     @property
     def further_blocks(self) -> int:
-        """The blocks after the last token's block, for the states of drafts."""
+        """How many blocks follow the last token's block, for the states of draft tokens."""
         return int(self.fields.get("num_speculative_blocks", 0)) if self.kind == "MambaSpec" else 0
 
     def first_read(self, position: int) -> int:
@@ -80,7 +80,7 @@ class Progress(NamedTuple):
 
     @property
     def confirmed(self) -> int:
-        """The tokens that are certainly computed; the next token reads like one at this position or later."""
+        """How many tokens are certainly computed. The next token has this position or a later one."""
         return max(0, self.computed - (self.in_flight - self.stale))
 
 
@@ -94,7 +94,7 @@ class Cache:
 
     @property
     def readable(self) -> bool:
-        """Whether each place of every block table stands for `block_size` tokens."""
+        """Whether every block table lists its blocks in the order of tokens, `block_size` tokens for each."""
         return all(group.kind != "own" for group in self.groups)
 
     @cached_property
@@ -107,7 +107,7 @@ class Cache:
 
 
 class Step(NamedTuple):
-    """An operation, the probes before and after it, and the request as it was before."""
+    """An operation, the probes before and after it, and the request's progress before it."""
 
     op: str
     args: dict[str, Any]

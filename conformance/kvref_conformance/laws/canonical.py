@@ -13,7 +13,7 @@ from kvref_conformance.laws.registry import error_line
 
 
 def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
-    """Each canonical view, with its cache."""
+    """Each registered canonical view, with the cache that it shows."""
     caches = None
     for event in runs[0]:
         if event["op"] == "tensors.allocate":
@@ -24,7 +24,7 @@ def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
 
 
 def total(runs: Runs) -> int:
-    """A cache gets a canonical view or is deliberately refused; every operation on a view succeeds."""
+    """A cache gets a canonical view or is deliberately refused one; every operation on a view succeeds."""
     judged = 0
     caches: Caches | None = None
     seen = False
@@ -49,7 +49,7 @@ def total(runs: Runs) -> int:
 
 
 def row_places(tensor: dict[str, Any], row: int, size: int) -> list[Place]:
-    """The first bytes of a row."""
+    """The addresses of the first `size` bytes of a row."""
     start = tensor["offset"] + row * tensor["strides"][0]
     return [(tensor["buffer"], start + byte) for byte in range(size)]
 
@@ -111,7 +111,7 @@ def covers_once(runs: Runs) -> int:
 
 
 def group_refs(runs: Runs) -> int:
-    """Every group has references to existing tensors, within their rows, and to no other block."""
+    """Every group has references. Each names an existing tensor, and stays within a row and one block."""
     judged = 0
     for caches, canonical in registered(runs):
         judged += 1
@@ -154,7 +154,7 @@ def group_refs(runs: Runs) -> int:
 
 
 def round_trip(runs: Runs) -> int:
-    """Bytes written through a layer are read through the canonical view and back; a copied block is equal.
+    """What is written through a layer is read through the canonical view, and vice versa; copies are equal.
 
     Only written and copied bytes are judged. A copy moves the bytes of the group's layers; the bytes of other
     groups in the block are not judged.
@@ -209,7 +209,7 @@ def round_trip(runs: Runs) -> int:
 def copy_in(
     memory: dict[Place, int], caches: Caches, canonical: dict[str, Any], args: dict[str, Any]
 ) -> None:
-    """Apply the copy of a block to the memory, and forget bytes that are not certain any more."""
+    """Apply the copy of a block to the known bytes in `memory`. Forget bytes that are no longer certain."""
     source, destination = args["source"], args["destination"]
     layers = [name for name in caches.answer["groups"][args["group"]] if name in caches.owners]
     moved = {

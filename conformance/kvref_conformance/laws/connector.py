@@ -23,7 +23,7 @@ class Transfer:
 
 @dataclass
 class Ledger:
-    """The owners and contents of the blocks of a created pool and its host memory."""
+    """Which blocks of a pool are held by requests, and what all blocks and host blocks contain."""
 
     num_blocks: int
     host_blocks: int
@@ -44,7 +44,7 @@ class Ledger:
         return {block: name for name, job in stores for block, _ in job.pairs}
 
     def may(self, op: str, arguments: dict[str, Any]) -> bool:
-        """Whether the call is legal here: a replayed trace may not fit the answers of this target."""
+        """Whether the call is legal now. It may not be in a replayed trace, as targets answer differently."""
         if op in ("connector.store", "connector.load"):
             return self.may_move(arguments["job"], arguments["pairs"], op == "connector.store")
         blocks = arguments.get("blocks", [arguments["block"]] if "block" in arguments else [])
@@ -52,7 +52,7 @@ class Ledger:
         return not still_read and self.may_use(blocks)
 
     def may_use(self, blocks: list[int]) -> bool:
-        """Whether requests hold these blocks, each once, and no load is still filling them."""
+        """Whether the blocks are all different, requests hold them, and no load is still filling them."""
         loads = [job for job in self.jobs.values() if not job.is_store]
         filled = {block for job in loads for block, _ in job.pairs}
         return len({*blocks}) == len(blocks) and {*blocks} <= self.owned - filled
@@ -68,7 +68,7 @@ class Ledger:
         return {*places} <= self.on_host.keys() - filling and not self.read_by_stores().keys() & {*blocks}
 
     def enter(self, op: str, arguments: dict[str, Any], value: Any) -> None:
-        """Apply a successful call."""
+        """Record a successful call."""
         match op:
             case "connector.take":
                 self.owned.update(value)
@@ -129,7 +129,10 @@ def connector_calls(run: Sequence[Event]) -> Iterator[tuple[Ledger, Event]]:
 
 
 def held_until_sent(runs: Runs) -> int:
-    """Blocks that a store reads are not allocated, come back unchanged, and are all free in the end."""
+    """No block that a store reads is allocated, and a load brings stored content back.
+
+    When all jobs are done, all freed blocks can be allocated.
+    """
     judged = 0
     for ledger, event in connector_calls(runs[0]):
         op, arguments, outcome = event["op"], event["args"], event["outcome"]
@@ -141,7 +144,7 @@ def held_until_sent(runs: Runs) -> int:
 
 
 def judge_allocated(ledger: Ledger, event: Event) -> int:
-    """Raise `LawBroken` if a block was allocated too early or not at all; return the judgements made."""
+    """Raise `LawBroken` if a block was allocated too early or not at all; return the number of judgements."""
     number, outcome = event["args"]["num_blocks"], event["outcome"]
     free, reading = ledger.num_blocks - 1 - len(ledger.owned), ledger.read_by_stores()
     if error := outcome.get("error"):
@@ -218,7 +221,7 @@ def judge_awaited(step: Step, state: State, awaited: dict[str, set[int]]) -> Non
 
 
 def judge_cached(step: Step, hashes: list[str]) -> None:
-    """Only loaded tokens get keys, and none after them."""
+    """No block gets a key for tokens that were not loaded."""
     if step.before is None or step.after is None:
         return
     arrived, size = step.args["computed"], step.cache.arguments["hash_block_size"]

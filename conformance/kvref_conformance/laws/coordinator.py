@@ -9,7 +9,7 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def lookups(runs: Runs) -> Iterator[tuple[Step, int]]:
-    """Each look-up that returned, with the number of tokens of its request, if the tables are readable."""
+    """Each look-up that returned, with its request's number of tokens, if the cache is `readable`."""
     for step in steps(runs[0], "cache.lookup"):
         if step.done and step.request is not None and step.cache.readable:
             yield step, len(step.request.tokens)
@@ -18,7 +18,7 @@ def lookups(runs: Runs) -> Iterator[tuple[Step, int]]:
 def eagle_groups(cache: Cache) -> list[Group]:
     """The groups that read one token ahead: those marked as such, or all groups if none is marked.
 
-    Groups with the same spec may be looked up together, so they count as well.
+    Groups with the same spec as a marked group count as well, because they may be looked up together.
     """
     if not cache.arguments["use_eagle"]:
         return []
@@ -47,7 +47,7 @@ class Found:
         return [block for name in names for block in self.found.get(name, ())]
 
     def ends(self, group: Group, length: int) -> list[int]:
-        """The ends of the blocks that the next token reads after a hit of this length."""
+        """The end positions of the blocks that the next token reads after a hit of this length."""
         first, size = group.first_read(length) // group.block_size, group.block_size
         ends = [(place + 1) * size for place in range(first, length // size)]
         return [*ends, length] if length % size else ends
@@ -61,7 +61,7 @@ class Found:
         return ""
 
     def lacks_ahead(self, length: int) -> str:
-        """The missing block after a hit of this length, which layers that read one token ahead need."""
+        """The block after this hit that a group reads ahead and the index lacks, in words; empty if none."""
         for group in eagle_groups(self.cache):
             if group.kind != "MambaSpec" and not self.blocks(group, length + group.block_size):
                 return f"group {group.number} has no block after {length} tokens"
@@ -215,7 +215,7 @@ class Resent:
 
 
 def resent(runs: Runs) -> Iterator[tuple[Step, int, int]]:
-    """Each look-up after a computed prompt, with its hit and the hit that must be possible."""
+    """Each look-up after the first prompt was computed, with its hit and the longest possible hit."""
     first: Resent | None = None
     for step in steps(runs[0]):
         if step.op == "cache.create":

@@ -1,4 +1,4 @@
-"""What a law is. Standard library alone: law functions are copied into stand-alone programs."""
+"""What a law is. This module uses only the standard library: stand-alone programs copy law functions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Level(StrEnum):
 class LawBroken(Exception):
     """The law does not hold for these events.
 
-    `expected` and `observed` are read one behind the other. `facets` name the ways in which the law broke,
-    for example the fields lost in a merge. kvref reduces and reports each facet on its own.
+    Messages show `expected` and then `observed`. `facets` name the ways in which the law broke, for example
+    the fields lost in a merge. kvref reduces and reports each facet on its own.
     """
 
     def __init__(self, expected: str, observed: str, facets: tuple[str, ...] = ("",)) -> None:

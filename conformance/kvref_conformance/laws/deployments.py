@@ -54,11 +54,11 @@ def lcm_bounded(runs: Runs) -> int:
 
 
 def scheduler_block(runs: Runs) -> int:
-    """The resolved block sizes divide each other, a cache manager accepts them, and refuses all others.
+    """The resolved block sizes fit together. A cache manager accepts them, and refuses sizes that do not fit.
 
-    Every part that shows a size must show the given value. With prefix caching off, or if the manager does
-    not get the scheduler block size, it need only accept the resolved sizes. Another law judges groups whose
-    layers have several managers.
+    Every coordinator or manager that shows a size must show the given value. With prefix caching off, or if
+    the manager does not get the scheduler block size, it need only accept the resolved sizes. Another law
+    judges groups whose layers have several managers.
     """
     judged = 0
     resolved: dict[str, Any] = {}
@@ -114,10 +114,10 @@ def scheduler_block(runs: Runs) -> int:
 def workers_agree(runs: Runs) -> int:
     """All workers have the same number of blocks, which fits their memory, and the same groups in one order.
 
-    A block number means the same group on all workers. So each group exists on every worker, even without
-    layers there. Ranks with the same layers get as many blocks as the rank with the least memory gets alone.
-    Layers that can be grouped can be planned for workers, unless memory is short. Other laws judge what is
-    already wrong in a plan for one worker.
+    The scheduler allocates a block for one group, on all workers at once. So each group exists on every
+    worker, even on one that has none of its layers. Ranks with the same layers get as many blocks as fit the
+    rank with the least memory. Layers that can be grouped can be planned for workers, unless memory is short.
+    Other laws judge what is already wrong in a plan for one worker.
     """
     judged = 0
     for event in answered(runs, "planner.workers"):
@@ -277,7 +277,7 @@ def reports_agree(runs: Runs) -> int:
 def enough_memory(runs: Runs) -> int:
     """Memory for the blocks of one request and the null block is enough for a plan.
 
-    The bytes of a block in all layers follow from the number of blocks in a larger memory.
+    The law computes the bytes of a block in all layers from the number of blocks in a larger memory.
     """
     capacities = [event for event in answered(runs, "planner.capacity") if "value" in event["outcome"]]
     judged = 0
@@ -349,7 +349,7 @@ LAWS = [
         statement=(
             "The resolved scheduler block size is a multiple of the hash block size and of every group's "
             "block size, and reaches every coordinator and manager unchanged; with prefix caching, a cache "
-            "manager refuses any other size."
+            "manager refuses a size that does not fit."
         ),
         why=(
             "Otherwise a hit ends within a block of some group, and the rest of the block holds other tokens."

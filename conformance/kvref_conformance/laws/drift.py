@@ -9,7 +9,7 @@ from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 
 def answers_to(runs: Runs, operation: str) -> list[Any]:
-    """The answers of all calls of the operation that returned."""
+    """The answers of the operation, from all of its calls that returned."""
     outcomes = [event["outcome"] for run in runs for event in run if event["op"] == operation]
     return [outcome["value"] for outcome in outcomes if "value" in outcome]
 

@@ -108,7 +108,7 @@ def content(runs: Runs) -> int:
 
 
 def judge_content(event: dict[str, Any], ends: dict[str, list[int]]) -> int:
-    """Judge the hashes of an event that a request has, and return their number."""
+    """Judge those hashes of the event that some request has. Return how many there are."""
     size, tokens = event["block_size"], event.get("tokens", ())
     names = event["hashes"]
     # events.metadata judges the number of tokens.

@@ -11,7 +11,7 @@ Hashed = tuple[dict[str, Any], int, str]
 
 
 def hashed(events: list[Event]) -> list[list[Hashed]]:
-    """For each hashed request, the content and length of each of its hashes."""
+    """The hashes of each hashed request, each with the request's content and how many tokens it covers."""
     answered = [
         event for event in events if event["op"] == "hashing.block_hashes" and "value" in event["outcome"]
     ]
@@ -25,7 +25,7 @@ def hashed(events: list[Event]) -> list[list[Hashed]]:
 
 
 def sources(content: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The source of the KV at each position: a token, the embedding of an item, or an embedding."""
+    """The source of the KV at each position: a token, part of a multimodal item, or a prompt embedding."""
     found: list[tuple[Any, ...]] = [("token", token) for token in content["tokens"]]
     for item in content.get("items", []):
         mask = item["is_embed"] or [True] * item["length"]
@@ -38,7 +38,10 @@ def sources(content: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def difference(first: dict[str, Any], other: dict[str, Any], tokens: int) -> tuple[str, str] | None:
-    """The first difference of two contents within `tokens`, as a facet and in words, or None."""
+    """The first difference of two contents: in the adapter, the salt or the first `tokens` positions.
+
+    Returns its facet and a description, or None if there is no difference.
+    """
     for name in ("adapter", "salt"):
         values = first.get(name), other.get(name)
         if values[0] != values[1]:
@@ -77,7 +80,7 @@ def injective(runs: Runs) -> int:
 
 
 def written(content: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """The part of a content that begins within its first tokens, as it was given."""
+    """The content as it was given, without what begins after its first `tokens` tokens."""
     return {
         "tokens": content["tokens"][:tokens],
         "adapter": content.get("adapter"),

@@ -1,7 +1,7 @@
 """Laws of the managers: what a request's block tables hold, for each kind of attention.
 
-Each law is judged on the first group of a cache, whose class is the subject. The other groups are there
-because they share the pool with it.
+Most laws judge only the first group of a cache, whose class is the subject. The other groups share the pool
+with it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def granted(runs: Runs) -> Iterator[tuple[Step, Group, State]]:
 
 
 def confirmed(step: Step) -> int:
-    """The tokens that were certainly computed at the call, including the hit that the call adopts.
+    """How many tokens were certainly computed at the call, including the hit that the call adopts.
 
-    If these are all tokens, the last one is computed again for its output.
+    If a hit or load covers all tokens, the last one does not count: it is computed again for its output.
     """
     request = step.request
     if request is None:
@@ -74,7 +74,7 @@ def window_kept(runs: Runs) -> int:
 
 
 def only_read_by(step: Step, group: Group, place: int) -> tuple[str, ...]:
-    """The tokens that read this block, if the scheduled tokens do not."""
+    """The facet of a block that only earlier tokens read; empty if the scheduled tokens read it, too."""
     if (place + 1) * group.block_size > group.first_read(step.start):
         return ()
     running = step.request is not None and step.request.computed == step.start
@@ -162,7 +162,10 @@ def copies(step: Step, state: State) -> bool:
 
 
 def held_bounded(runs: Runs) -> int:
-    """A request holds at most the blocks that admission counts on, and its block table fits its row."""
+    """A request holds at most the blocks that admission counts on.
+
+    Its block table is never longer than that of the longest possible request.
+    """
     judged = 0
     for step, group, state in granted(runs):
         table, shape = step.table(state, group), step.cache.shape
@@ -281,7 +284,7 @@ def state_owned(runs: Runs) -> int:
 
 
 def new_ids(runs: Runs) -> int:
-    """The report of new blocks names no block twice, and no block that was not newly allocated."""
+    """The report of new blocks names no block twice, and only blocks allocated since the last report."""
     judged = 0
     taken: set[int] = set()
     for step in steps(runs[0], "cache.allocate", "cache.take_new_block_ids"):
@@ -416,7 +419,7 @@ JUDGED_ALONE = ("cache.create", "cache.lookup", "cache.allocate")
 
 
 def calls_total(runs: Runs) -> int:
-    """All other calls of a cache manager succeed."""
+    """Every call of a cache manager succeeds. Other laws judge creation, look-ups and allocations."""
     judged = 0
     for event in runs[0]:
         outcome = event["outcome"]

@@ -150,7 +150,7 @@ def inputs_unchanged(runs: Runs) -> int:
 
 
 def per_layer(plan: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """For each layer: its planned spec, its manager, its group's manager, and the number of layers there."""
+    """For each layer: its planned spec, its manager, and its group's manager and number of layers."""
     return {
         layer["name"]: (layer["spec"], layer["manager"], group["manager"], len(group["layers"]))
         for group in plan["groups"]
@@ -164,7 +164,7 @@ def plan_in_words(meaning: tuple[Any, ...]) -> str:
 
 
 def order_free(runs: Runs) -> int:
-    """Layers in another order are planned the same for each layer, or refused in both orders.
+    """If the layers are given in another order, each is planned the same, or both orders are refused.
 
     Which layers of one spec share a group may differ, and so may the layer that ends up in a left-over group.
     So the law compares all layers that were given the same spec, not single layers.
@@ -262,9 +262,10 @@ def refuse_uncovered(plan: dict[str, Any], memory: int) -> None:
 
 
 def refuse_overlaps(pages: list[tuple[int, int, int, int, int, str]]) -> None:
-    """Raise `LawBroken` for overlapping pages, unless they belong to one block and layers of two groups.
+    """Raise `LawBroken` if pages overlap.
 
-    Those may overlap, because one group at a time uses a block.
+    Pages of the same block may overlap if their layers are in different groups, because only one group at a
+    time uses a block.
     """
     reaching: list[tuple[int, int, int, int, int, str]] = []
     for page in sorted(pages):
@@ -286,7 +287,7 @@ LOCAL = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
 
 
 def one_group(runs: Runs) -> int:
-    """All layers form one group with one manager; kinds that cannot may be refused."""
+    """All layers form one group with one manager; kinds that cannot be in such a group may be refused."""
     judged = 0
     for event in [event for events in runs for event in events if event["op"] == "planner.one_group"]:
         layers, outcome = event["args"]["layers"], event["outcome"]

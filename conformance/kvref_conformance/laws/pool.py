@@ -118,7 +118,10 @@ def keys_of(state: State, block: int) -> list[str]:
 
 
 def disorder(shape: Shape, state: State) -> tuple[str, str, str] | None:
-    """Expected, observed and facet of the first block that is neither free nor referenced, or both."""
+    """What is wrong with the free list: (expected, observed, facet), or None.
+
+    Each block must be either referenced or in the free list, once.
+    """
     free = shape.real(state["free"])
     times = Counter(free)
     if state["free_count"] != len(state["free"]):
@@ -321,7 +324,7 @@ def changes(before: State | None, after: State | None) -> str:
 
 
 def reuse_order(runs: Runs) -> int:
-    """The free list changes as declared. A free block that lost its keys may move anywhere."""
+    """The free list changes as declared. A free block whose keys `evict` removes may move anywhere."""
     judged = 0
     for step in steps(runs[0]):
         if step.before is None or step.after is None or not step.done or not step.shape.reuse_order:
@@ -391,14 +394,14 @@ Key = tuple[tuple[int, ...], int]
 
 
 class Contents:
-    """The keys that must find a block (`sure`), and the keys that may (`possible`)."""
+    """For each key, the blocks that certainly have it (`sure`) and the blocks that may (`possible`)."""
 
     def __init__(self) -> None:
         self.sure: dict[Key, set[int]] = {}
         self.possible: dict[Key, set[int]] = {}
 
     def store(self, key: Key, block: int) -> None:
-        """A key for more of a block's content may replace the keys for less of it."""
+        """Note that the block has the key. Its keys for fewer tokens may be gone: they become possible."""
         for other, blocks in self.sure.items():
             if block in blocks and len(other[0]) < len(key[0]):
                 blocks.remove(block)

@@ -15,7 +15,7 @@ def is_registration(event: Event) -> bool:
 
 
 def entry(registration: Entry) -> Entry:
-    """The look-up answer that a registration asks for. Without a base, the class is its own base."""
+    """What a look-up should return after this registration. Without a base, the class is its own base."""
     return {
         "manager": registration["manager"],
         "base": registration["base"] or registration["spec_class"],
@@ -112,10 +112,10 @@ def nearest_base(runs: Runs) -> int:
 
 
 def idempotent(runs: Runs) -> int:
-    """A registration that repeats an earlier one is accepted, and the look-ups around it agree.
+    """A registration that repeats an earlier one is accepted, and the look-ups before and after it agree.
 
-    For a class of the target's own, the look-up right before stands for its registration, unless something
-    was overridden.
+    The registration of a target's own class is not in the example. The look-up right before stands for it,
+    unless something was overridden.
     """
     judged = 0
     for events in runs:
@@ -364,8 +364,8 @@ def hook_seen(runs: Runs) -> int:
 def every_process(runs: Runs) -> int:
     """Two processes that register and initialise in the same way return the same look-ups.
 
-    A spawned worker imports the target afresh. It is not a copy of a process that has used the target. These
-    processes are like it: they are forked from a process that has imported the target and called nothing.
+    Each process is like a spawned worker, which imports the target afresh: it is forked from a process that
+    has imported the target and called nothing.
     """
     if len(runs) < 2:
         return 0

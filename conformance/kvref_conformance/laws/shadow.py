@@ -108,7 +108,7 @@ def _refuse_differences(
 
 
 def _judge(wrong: list[Reading], concerned: Callable[[Reading], bool]) -> None:
-    """Raise `LawBroken` with the first reading of each facet."""
+    """Raise `LawBroken` if any wrong reading concerns the law. It names the first one of each facet."""
     ways: dict[str, Reading] = {}
     for each in filter(concerned, wrong):
         ways.setdefault(_facet(each), each)

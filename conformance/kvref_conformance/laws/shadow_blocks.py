@@ -1,9 +1,9 @@
-"""The shadow: the content of every block, computed from a scheduler's calls and their answers alone.
+"""The shadow: the content of every block, computed only from a scheduler's calls and their answers.
 
-Of an implementation, the shadow sees only the block tables that the model runner gets. A step writes
-its tokens to the slots in these tables. It reads all that the tokens attend to from there, and must find the
-request's own content. A slot holds a *mark*: a number that stands for a prefix of tokens with its salt and
-adapter. Requests with the same prefix have the same mark, and all other content has other marks.
+Of an implementation, the shadow sees only the block tables that the model runner gets. A step writes its
+tokens to the slots in these tables, and reads from these slots what the tokens attend to. It must find the
+request's own content there. A slot holds a *mark*: a number that stands for a prefix of tokens with its salt
+and adapter. Requests with the same prefix have the same mark, and all other content has other marks.
 
 Steps run in the order in which the engine submits them, each as late as possible: when its first output is
 reported. Loads run in the same order. Drafts have marks of their own until they are accepted.
@@ -197,7 +197,7 @@ class Write(NamedTuple):
 
 
 class Shadow:
-    """Follows the operations on a cache manager. `readings` counts reads, `wrong` lists the wrong ones."""
+    """Follows the operations on a cache manager. Counts `readings`, and lists the wrong reads and writes."""
 
     def __init__(self) -> None:
         self.cache: Cache | None = None
@@ -292,7 +292,7 @@ class Shadow:
         known.in_flight = in_flight
 
     def _again(self, stay: Stay, computed: int) -> bool:
-        """Whether only the last token is computed again, because all tokens were loaded."""
+        """Whether `computed` fell by one only to compute the last token again, after all were loaded."""
         return computed == stay.position - 1 == len(stay.request.known) - 1 == stay.loads[1] - 1
 
     def _reported(
@@ -334,7 +334,7 @@ class Shadow:
     # Memory.
 
     def _execute_next(self, cache: Cache, request: ShadowRequest) -> Part | None:
-        """Run all steps up to the first one with unreported tokens of the request."""
+        """Run all steps up to the first one with an unreported part of the request. Return this part."""
         for place, each in enumerate(self._queue):
             if isinstance(each, Batch):
                 for part in each.parts:
@@ -473,7 +473,7 @@ class Shadow:
         return self._marks.of_beginning("the encoder's output for", stay.request.name, position)
 
     def _put(self, cache: Cache, write: Write) -> None:
-        """Write to a block. The content of another group in it is lost."""
+        """Write marks to a block. If the block has content of another group, that content is lost."""
         group, block = write.group, write.block
         if block < 0 or block == cache.shape["null"]:
             return  # a later read reports this
@@ -580,7 +580,7 @@ class Shadow:
         self._compare(cache, group, part, block, 0, [stay.request.known[start - 1]], start - 1, step)
 
     def _write_state(self, cache: Cache, group: Group, part: Part, step: int) -> None:
-        """Write the state after the step, those after its drafts, and in mode `all` one for each block."""
+        """Write the state after the step, one after each of its drafts, and in mode `all` one per block."""
         stay, table, size = part.stay, part.tables[group.number], group.block_size
         certain = part.end - part.drafts
         last = (part.end - 1) // size
@@ -631,7 +631,7 @@ def _at(table: list[int], place: int) -> int:
 
 
 def _places(group: Group, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The indices of a block table for a range of positions, each with its part of the range."""
+    """The blocks of these positions, each as (index in the block table, first position, end position)."""
     size = group.block_size
     for place in range(first // size, -(-end // size)):
         yield place, max(first, place * size), min(end, (place + 1) * size)

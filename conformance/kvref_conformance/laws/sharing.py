@@ -59,7 +59,7 @@ def named(layer: str, message: str) -> bool:
 
 
 def joins(runs: Runs, times: int | None = 1) -> list[Event]:
-    """The calls to join that returned or raised an error. With None, calls with any `times`."""
+    """The calls of `sharing.join` with this `times` (None: any) that did not end the process."""
     return [
         event
         for event in runs[0]
@@ -76,12 +76,12 @@ def is_sound(event: Event) -> bool:
 
 
 def same_graph(event: Event, other: Event) -> bool:
-    """Whether the same layers share, in any order."""
+    """Whether both calls have the same groups and the same sharing layers, in any order."""
     return event["args"]["groups"] == other["args"]["groups"] and targets_of(event) == targets_of(other)
 
 
 def members(event: Event) -> list[list[str]] | None:
-    """The layers of each group after the call, each once; None if it was refused."""
+    """The layers of each group after the call, each once; None if the call was refused."""
     answer = event["outcome"].get("value")
     return None if answer is None else [sorted(set(group)) for group in answer["groups"]]
 
@@ -94,7 +94,7 @@ def has_joined(event: Event) -> bool:
 def chain_resolves(runs: Runs) -> int:
     """Sharing layers are in the group of their owner.
 
-    `sharing.order-free` judges what depends on the order. This law judges only results that do not.
+    This law judges only results that do not depend on the order; `sharing.order-free` judges the others.
     """
     judged = 0
     calls = [event for event in joins(runs) if is_sound(event)]
@@ -374,7 +374,7 @@ def is_allocated(event: Event) -> bool:
 
 
 def costs(event: Event) -> dict[str, Any]:
-    """The memory, groups and pages of owners, and the pages of sharing layers that differ from them."""
+    """The memory, the groups, the owners' pages, and sharing layers' pages that differ from their owner's."""
     answer, targets = event["outcome"]["value"], targets_of(event)
     owners = event["args"]["layers"]
     pages = {

@@ -39,7 +39,7 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 
 
 def without_consequences(differing: list[str]) -> list[str]:
-    """The differing fields alone if there are any, since class and page size follow from them."""
+    """Only the differing fields if there are any, since class and page size may follow from them."""
     return [name for name in differing if name not in ("class", "page_size_bytes")] or differing
 
 

@@ -20,7 +20,7 @@ def classes_of(specs: list[dict[str, Any]]) -> list[str]:
 
 
 def facets_of(specs: list[dict[str, Any]], differing: list[str]) -> tuple[str, ...]:
-    """The mixed classes, or the differing fields of specs of one class."""
+    """The facets: the classes if there are several, else the differing fields."""
     classes = classes_of(specs)
     return (" and ".join(classes),) if len(classes) > 1 else tuple(differing) or ("",)
 
@@ -94,7 +94,7 @@ def uniform_answers(events: list[Event]) -> list[Event]:
 
 
 def all_registered(events: list[Event]) -> bool:
-    """Whether all classes are registered. Planning refuses others before it checks uniformity."""
+    """Whether all classes are registered. Planning refuses unregistered ones before it checks uniformity."""
     lookups = [event["outcome"] for event in events if event["op"] == "registry.lookup"]
     return all("value" in outcome and outcome["value"]["manager"] is not None for outcome in lookups)
 

@@ -153,7 +153,7 @@ def page_scaling(runs: Runs) -> int:
 
 
 def answers_of_memory(events: list[Event]) -> list[tuple[dict[str, Any], Any]]:
-    """The limits and the maximum memory of each call that returned, by growing length."""
+    """The limits and the maximum memory of each call that returned, sorted by `max_model_len`."""
     calls = [e for e in events if e["op"] == "specs.max_memory" and "value" in e["outcome"]]
     calls.sort(key=lambda event: int(event["args"]["max_model_len"]))
     return [(event["args"], event["outcome"]["value"]) for event in calls]

@@ -13,7 +13,7 @@ ALL_OPERATIONS = "all operations"
 def subjects_of(law: Law, description: Description) -> Subjects:
     """The subjects by name, each with the reason why the law does not apply to it, or None.
 
-    The only one is "" where the law does not apply to the target at all.
+    If the law does not apply to the target at all, the only subject is "".
     """
     if law is ANSWERS:
         return {ALL_OPERATIONS: None}
@@ -33,7 +33,7 @@ def is_undrawable(subject: str, reason: str | None, description: Description) ->
 
 
 def of_unknown_kind(description: Description) -> list[str]:
-    """Classes of a kind that kvref does not know: only the laws for any kind judge them."""
+    """The classes whose kind kvref does not know. Only laws that hold for any kind judge them."""
     return [info["name"] for info in judged(description) if not set(KNOWN_KINDS).intersection(info["mro"])]
 
 

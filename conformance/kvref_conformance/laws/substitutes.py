@@ -58,9 +58,9 @@ def chain(name: str, present: dict[str, str]) -> list[str]:
 def refuse_wrong_answer(
     arguments: dict[str, Any], outcome: dict[str, Any], present: dict[str, str], derived: dict[str, list[str]]
 ) -> int:
-    """Raise `LawBroken` if a loop is accepted or a legal substitute is refused; return the judgements made.
+    """Raise `LawBroken` if a loop is accepted or a legal substitute refused; return 1 if it judged, else 0.
 
-    The target's own class may have no entry of its own, and then it cannot have a substitute.
+    A target's own class may have no entry. Then it cannot have a substitute, and a refusal is fine.
     """
     old, new = arguments["spec_class"], arguments["substitute"]
     loop = new is not None and old in chain(new, present)

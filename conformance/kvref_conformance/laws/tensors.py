@@ -96,7 +96,7 @@ def in_bounds(runs: Runs) -> int:
 
 
 def block_stride(runs: Runs) -> int:
-    """The block stride is that of the plan, divided by the number of pieces of a page."""
+    """The block stride is the planned one, whole or divided by the number of pieces of a page."""
     judged = 0
     for caches in complete(runs[0]):
         for layer in caches.owners:
@@ -240,7 +240,7 @@ def kernel_split(runs: Runs) -> int:
 def sum_is_plan(runs: Runs) -> int:
     """The planned bytes are allocated, and every layer has room for each block of the pool.
 
-    That is room for the whole content of its page. For kernel blocks, `tensors.kernel-split` judges it.
+    Room means all bytes of the page's content. With kernel blocks, `tensors.kernel-split` judges these bytes.
     """
     judged = 0
     for caches in allocations(runs[0]):
@@ -283,10 +283,7 @@ def zeroed(runs: Runs) -> int:
 
 
 def one_buffer(runs: Runs) -> int:
-    """In contiguous mode there is one allocation, and every layer has the same view as with several.
-
-    If blocks come before layers, all layers have the same block stride.
-    """
+    """In contiguous mode there is one allocation. Layers have the same views as in several allocations."""
     judged = 0
     made = complete(runs[0])
     for caches in [each for each in made if each.args["buffers"] == "one"]:

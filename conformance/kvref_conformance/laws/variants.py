@@ -8,7 +8,10 @@ from kvref_conformance.laws.core import Event, LawBroken, Runs
 
 
 def variants_agree(runs: Runs) -> int:
-    """Put the answers of each variant next to those of the first, as long as they were asked the same."""
+    """Each variant answers the same operations like the first one.
+
+    The comparison ends where the variants perform different operations.
+    """
     judged = 0
     first, *others = histories(runs[0]).items() or [("", [])]
     for name, history in others:
@@ -30,7 +33,7 @@ def variants_agree(runs: Runs) -> int:
 
 
 def histories(events: list[Event]) -> dict[str, list[Event]]:
-    """The events of each variant: from where it is created to where the next one is."""
+    """The events of each variant, from its creation to the creation of the next one."""
     found: dict[str, list[Event]] = {}
     history: list[Event] = []
     for event in events:
@@ -46,13 +49,13 @@ def question(event: Event) -> tuple[str, dict[str, Any]]:
 
 
 def answer(event: Event) -> Any:
-    """A value, or the type of an error: messages are for people."""
+    """The value, or the type of the error. Error messages may differ between variants."""
     outcome = event["outcome"]
     return outcome["value"] if "value" in outcome else outcome.get("error", {}).get("type", outcome)
 
 
 def difference(one: Any, other: Any) -> str:
-    """What there is in one answer and not in the other."""
+    """What `one` answers and `other` does not, in words."""
     if isinstance(one, dict) and isinstance(other, dict):
         differing = [f"{name} {one[name]}" for name in one if one[name] != other.get(name)]
         return ", ".join(differing) or "nothing else"

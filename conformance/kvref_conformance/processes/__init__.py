@@ -1,6 +1,6 @@
-"""Processes of the target: environments, hosts that import it, children that they fork, channels to them.
+"""The target's processes: their environments, the hosts that import the target, and channels to them.
 
-A host forks, performs operations and ends. What else a child does, the request names. May import `documents`,
-`laws` and `targets`. `releases.py` uses the standard library alone: `.ci/vllm-env` needs it before anything
-is installed.
+A host imports the target and forks. Each child serves one connection: its first request says what to do. This
+package may import `documents`, `laws` and `targets`. `releases.py` uses only the standard library, because
+`.ci/vllm-env` needs it before anything is installed.
 """

@@ -63,7 +63,7 @@ def raw_answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outc
     An exception that would end a process, such as `SystemExit`, counts as the death of the process.
 
     Raises:
-        NotJudged: there is no such operation.
+        NotJudged: there is no such operation, or its exception cannot be converted to text.
     """
     try:
         return ask(target, operation, arguments)
@@ -76,7 +76,7 @@ def raw_answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outc
 
 
 def answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outcome:
-    """Perform an operation and return its outcome as JSON would carry it.
+    """Perform an operation and return its outcome as it is after a round trip through JSON.
 
     Raises:
         NotJudged: there is no such operation, or the answer does not follow the protocol.
@@ -106,12 +106,12 @@ def checked(operation: str, outcome: Outcome) -> Outcome:
 
 
 def operations_of(part: str) -> list[str]:
-    """The operations that the protocol has for a part."""
+    """The names of the operations that the protocol has for a part."""
     return [name for name in vars(PARTS[part]) if not name.startswith("_")]
 
 
 def _wanted() -> dict[str, Any]:
-    """The type of each answer that is checked."""
+    """The type that an answer must have, for each operation whose answers are checked."""
     wanted = {
         f"{part}.{name}": get_type_hints(getattr(protocol, name))["return"]
         for part, protocol in PARTS.items()
@@ -141,7 +141,7 @@ def problem(operation: str, answer: Any) -> str:
 
 
 def _in_words(operation: str, answer: Any, error: str) -> str:
-    """The message of msgspec in plain words, with the value that is wrong."""
+    """msgspec's message in plain words, with the wrong value."""
     what, _, path = error.partition(" - at ")
     # msgspec writes "[...]" for any key of a mapping, so we can only show the whole mapping.
     path, unnamed, rest = re.sub(r"`|\$\.?", "", path).partition("[...]")
@@ -162,7 +162,7 @@ def _short(path: str, value: Any) -> str:
 
 
 def _unfit(operation: str, answer: Any) -> Iterator[tuple[str, Any, str]]:
-    """Values that no type refuses: the path to each, the value and what is wanted instead."""
+    """Wrong values of the right type: the path to each, the value and what is wanted instead."""
     match operation:
         case "tensors.write" | "tensors.read" | "canonical.write" | "canonical.read":
             if not re.fullmatch("([0-9a-f]{2})+", answer):

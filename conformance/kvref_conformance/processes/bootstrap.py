@@ -2,7 +2,7 @@
 
 It runs as a script: `python -P bootstrap.py '<json>'`. It must not import kvref before `prepare` has made the
 suite importable. The suite always comes from the parent's installation, so that both ends have the same
-version. Its libraries come from there only if the interpreter has none.
+version. The suite's libraries come from there only if the interpreter lacks them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LentPackages:
 
 
 def prepare(config: dict[str, Any]) -> None:
-    """Find the `own` packages before anything else, and the `lent` ones after everything else."""
+    """Make packages importable: the `own` ones before the interpreter's, the `lent` ones after them."""
     sys.meta_path.insert(0, LentPackages(config["own"]))
     sys.meta_path.append(LentPackages(config["lent"]))
 

@@ -33,7 +33,7 @@ class Channel:
         return cls.from_socket(end)
 
     def send(self, message: Message) -> None:
-        """Raises `EOFError` when the peer is gone."""
+        """Send a message. Raises `EOFError` when the peer is gone."""
         try:
             self._connection.send_bytes(json.dumps(message).encode())
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What a return code says of how a process ended. Standard library alone: programs copy it."""
+"""Say how a process ended. Stand-alone programs copy this module, so it uses only the standard library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def how_it_ended(code: int) -> str:
-    """A process's return code in words."""
+    """How a process with this return code ended, in words."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,8 +1,9 @@
 """The process that imports the target once and forks for everything else.
 
-The host itself performs no operation, so each child starts with a freshly imported target. A connection is
-either a *unit* (explore one workload for one subject) or a *session* (perform operations one by one). The
-host stays single-threaded: forking a process with threads is not safe.
+The host forks a child for each connection. It performs no operation itself, so each child starts with a
+freshly imported target. The child's first request names its task: a *unit* (explore one workload for one
+subject), a *session* (perform operations one by one), a stand-alone program, or a description of the target.
+The host stays single-threaded, because forking a process with threads is not safe.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ _LONGEST_NAME = 100
 def serve(config: dict[str, Any]) -> NoReturn:
     """Load the target, report on the control channel, then serve connections until the channel closes.
 
-    At the end, the process ends itself and all processes started from it. Exit handlers of the target do not
-    run.
+    At the end, the host kills all processes started from it and exits. The target's exit handlers do not run.
     """
     control = Channel.from_socket(socket.socket(fileno=config["control"]))
     _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -88,9 +88,9 @@ def serve(config: dict[str, Any]) -> NoReturn:
 
 
 def _watch(control: Channel) -> None:
-    """Fork a process that kills this process's group if this process ends without cleaning up.
+    """Fork a watcher, which kills this process's group if this process ends without cleaning up.
 
-    A process that loads a target may die after the target has already started others.
+    The target may already have started other processes when it makes its host die.
     """
     host = os.getpid()
     if os.fork() == 0:
@@ -228,7 +228,7 @@ def _flush() -> None:
 
 
 def describe(target: Target) -> Message:
-    """What the runner and the strategies need to know about a target, as plain data, without `threads`.
+    """What the runner and the strategies need to know about a target, as plain data. The host adds `threads`.
 
     Raises:
         NotJudged: the target does not describe itself as the protocol requires.
@@ -293,7 +293,7 @@ def _torch_version() -> str:
 
 
 def _devices() -> list[str]:
-    """The devices on which tensors can be. Call it in children only: CUDA does not survive a fork."""
+    """The devices that tensors can be on. Call this in children only: CUDA does not survive a fork."""
     torch = sys.modules.get("torch")
     return ["cpu", *["cuda"] * bool(torch and torch.cuda.is_available())]
 
@@ -304,7 +304,7 @@ def _thread_count() -> int:
 
 
 def _record_deaths(folder: Path, children: set[int]) -> None:
-    """Write for each ended child how it ended, for the session to read, and kill what the child started."""
+    """For each child that ended, write a file that says how, and kill what the child started."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -350,7 +350,7 @@ def _children() -> list[int]:
 
 
 def _explain(error: BaseException) -> str:
-    """The exception and the innermost place it came from."""
+    """The exception as text, with the file and line that raised it."""
     if isinstance(error, NotJudged):
         return str(error)
     try:

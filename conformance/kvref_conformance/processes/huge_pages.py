@@ -1,7 +1,7 @@
 """Make a process quick to fork: move its memory into huge pages, where the system has any.
 
-A fork copies one entry per page. For a process that has loaded torch, this takes longer than everything else
-that an example in a fresh process needs. A huge page has one entry instead of 512.
+A fork copies one entry of the page table per page. If a process has loaded torch, this takes longer than the
+rest of an example in a fresh process. A huge page has one entry instead of 512.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 
 
 def use_huge_pages() -> None:
-    """Move allocated memory into huge pages; does nothing where the system cannot."""
+    """Move allocated memory into huge pages. If the system has none, nothing happens."""
     if sys.platform != "linux":
         return
     try:

@@ -65,8 +65,8 @@ class Launch:
 
     `timeout` is the longest time for an operation, in seconds. `stubs` are packages for hardware that this
     machine lacks; a plugin gets mocks instead. `measured` are the modules whose reached lines are collected:
-    an empty tuple means the target's own modules, and None means that nothing is measured. `symbolic` makes
-    the packages importable that the backend `crosshair` needs.
+    an empty tuple means the target's own modules, and None means that nothing is measured. With `symbolic`,
+    the packages of the backend `crosshair` are importable.
     """
 
     target: str
@@ -171,7 +171,7 @@ class Host:
         self.address = reply["ready"]
 
     def ask(self, request: Message) -> Message:
-        """Have a child answer one request. Raises `TargetFailed`."""
+        """Send a request to a new child and return its reply. Raises `TargetFailed`."""
         timeout = self.worker.timeout
         try:
             channel, pid = open_child(self.address, timeout)
@@ -231,7 +231,7 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
 
 
 class RunningHosts(dict[str, Host]):
-    """The host for each set of interpreter flags."""
+    """The hosts, by their interpreter flags (joined by spaces)."""
 
     def __init__(self, worker: Launch, folder: Path, prepare: str = "") -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """Record which lines of the target's own files its operations run; used in the target's processes.
 
 coverage.py does the tracing. Its trace function is set only while an operation runs, so drawing and judging
-examples is neither recorded nor slowed. The host starts it once and children inherit it. The C extension
-fits one version of Python; with others, coverage.py uses its slower tracer. Only a process that measures
-imports it.
+examples is neither recorded nor slowed. The host starts coverage.py once, and children inherit it. Its C
+extension fits one version of Python; with others, it uses a slower tracer. Only a process that measures
+imports coverage.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Measure:
         self.on = True
 
     def perform(self, target: Target, operation: str, arguments: Mapping[str, Json]) -> Outcome:
-        """Run one operation, measured."""
+        """Perform an operation and record the lines that run."""
         threading.settrace(self._trace_threads)
         sys.settrace(self._trace)
         try:
@@ -53,7 +53,7 @@ class Measure:
             threading.settrace(None)
 
     def add(self, arcs: Arcs) -> None:
-        """Add what another process reported."""
+        """Add the lines that another process reported."""
         for path, pairs in arcs.items():
             self._others.setdefault(path, set()).update((start, end) for start, end in pairs)
 

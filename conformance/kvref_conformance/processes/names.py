@@ -1,4 +1,4 @@
-"""Name a function so that another process can find it."""
+"""Give a function a name by which another process can find it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """`"module:function"`, for a function at the top level of a module."""
+    """The name of a function at the top level of a module, as `module:function`."""
     return f"{function.__module__}:{function.__qualname__}"
 
 

@@ -81,7 +81,7 @@ class HostError(Exception):
 
 @dataclass(frozen=True)
 class Host:
-    """A release: the interpreter that loads it, and its folder unless it is in the environment itself."""
+    """A release of vLLM and its interpreter. `folder` is None for the release in the environment itself."""
 
     version: str
 
@@ -120,7 +120,7 @@ def interpreter() -> Path:
 
 
 def is_environment() -> bool:
-    """Whether there is a complete environment, made by today's recipe."""
+    """Whether the environment is complete and made by the current recipe, or is given by the user."""
     if given_interpreter():
         return True
     try:
@@ -130,14 +130,14 @@ def is_environment() -> bool:
 
 
 def find(version: str) -> Host:
-    """Raises `HostError` for a release that cannot be prepared."""
+    """The release with this version. Raises `HostError` if kvref cannot prepare it."""
     if version not in VERSIONS:
         raise HostError(f"kvref cannot prepare vllm=={version}; it can prepare {', '.join(VERSIONS)}")
     return Host(version)
 
 
 def prepared(version: str) -> Host:
-    """Raises `HostError` unless the release is there."""
+    """The release with this version. Raises `HostError` if it is not prepared."""
     host = find(version)
     if not host.prepared:
         raise HostError(f"vllm=={version} is not prepared; run: kvref hosts prepare {version}")
@@ -145,7 +145,7 @@ def prepared(version: str) -> Host:
 
 
 def prepare(version: str, say: Say) -> Host:
-    """Make whatever a release still lacks. Raises `HostError`."""
+    """Prepare the environment and the release's folder, where they are missing. Raises `HostError`."""
     host = find(version)
     prepare_environment(say)
     if host.folder is not None:
@@ -154,7 +154,10 @@ def prepare(version: str, say: Say) -> Host:
 
 
 def prepare_environment(say: Say) -> None:
-    """Make the environment unless it exists: some minutes, 2.3 GB. Starts over if it is incomplete."""
+    """Make the environment if it is missing, incomplete or made by another recipe.
+
+    This takes some minutes and 2.3 GB.
+    """
     directory, stamp = environment(), _stamp()
     if given_interpreter():
         say(f"using {interpreter()}")
@@ -185,7 +188,7 @@ def prepare_environment(say: Say) -> None:
 def prepare_folder(requirement: str, say: Say) -> Path:
     """Make a folder with one distribution (`name==version`), to be put first on the import path.
 
-    For a release of vLLM it also gets those requirements that the environment lacks altogether.
+    The folder of a vLLM release also gets the requirements that the environment does not have in any version.
     """
     directory = cache_directory() / requirement.replace("==", "-")
     name, _, version = requirement.partition("==")
@@ -220,7 +223,10 @@ def prepare_folder(requirement: str, say: Say) -> Path:
 
 @contextmanager
 def _locked(directory: Path, say: Say) -> Iterator[None]:
-    """Let one process at a time make a directory; the lock ends with the process, however that ends."""
+    """Hold a lock, so that only one process at a time makes a directory.
+
+    The lock ends with the process, even if the process is killed.
+    """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.lock").open("w") as file:
         try:
@@ -244,7 +250,11 @@ def _recipe() -> dict[str, object]:
 
 
 def _missing(python: Path, folder: Path | None) -> list[str]:
-    """Requirements of the release; for a folder, those of everything in it that are installed nowhere."""
+    """The requirements that are still to be installed.
+
+    With a folder, these are the requirements of its distributions that neither the folder nor the environment
+    has. Without one, these are all requirements of the release in the environment.
+    """
     found: list[str] = json.loads(_run(python, "-c", MISSING, str(folder or ""), DISTRIBUTION, *LEFT_OUT))
     return found
 
@@ -261,7 +271,7 @@ def _install(python: Path, say: Say, *arguments: str) -> None:
 
 
 def _run(python: Path, *arguments: str) -> str:
-    """Run an interpreter without the caller's Python settings. Returns stdout; stderr goes through."""
+    """Run an interpreter without the caller's Python settings. Returns stdout; stderr is passed through."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     variables |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
     done = subprocess.run([python, "-I", *arguments], env=variables, stdout=subprocess.PIPE, text=True)

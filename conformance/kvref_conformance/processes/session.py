@@ -32,7 +32,7 @@ class NotJudged(Exception):
 
 
 class Tail:
-    """The last bytes of a stream, which a thread reads and otherwise drops."""
+    """Keeps the last bytes of a stream. A thread reads the stream and drops the rest."""
 
     def __init__(self, descriptor: int) -> None:
         """Read the descriptor to its end, then close it."""
@@ -72,9 +72,10 @@ def open_child(address: str, timeout: float) -> tuple[Channel, int]:
 
 
 def end_of(address: Path, pid: int) -> str:
-    """How a child of the host at `address` ended, in words; the host writes it just after.
+    """How a child of the host at `address` ended, in words. The host writes that just after the end.
 
-    Kills a child that only closed its connection. If the host died too, the reason is lost.
+    If the host writes nothing within two seconds, the child is killed: it only closed its connection, or the
+    host has died, too.
     """
     note = address.parent / f"{pid}.end"
     deadline = time.monotonic() + 2
@@ -102,10 +103,11 @@ class Session:
         """Open a session in a new child.
 
         Args:
-            address: of the host.
+            address: the host's address.
             timeout: seconds that one operation may take.
             measured: whether the child records which lines of the target's own files it reaches.
-            through: a function (see `names.py`) that wraps the target; the result performs the operations.
+            through: the name (see `names.py`) of a function that wraps the target; its result performs the
+                operations.
         """
         self._address = Path(address)
         self._timeout = timeout
@@ -177,7 +179,9 @@ def run_program(path: Path, target: str, address: str, timeout: float) -> int | 
 
 
 def execute(trace: Trace, hosts: Hosts, timeout: float) -> list[list[dict[str, Any]]]:
-    """Perform each run of a trace in its own process; a run ends where its process dies.
+    """Perform each run of a trace in its own process, and return its operations with their outcomes.
+
+    A run ends where its process dies.
 
     Raises `NotJudged`.
     """

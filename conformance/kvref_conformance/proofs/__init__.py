@@ -25,24 +25,24 @@ class Verdict(StrEnum):
     """The result for a contract."""
 
     PROVED = "proved"
-    """It holds for all arguments that it covers."""
+    """The contract holds for all arguments that it covers."""
     UNBROKEN = "no counterexample"
     """No counterexample was found within the time limit."""
     BROKEN = "counterexample"
     """There is a counterexample, confirmed by Python without CrossHair."""
     UNEXAMINED = "not examined"
-    """It could not be examined: its process ended, or no arguments meet its preconditions."""
+    """The contract was not examined: its process ended, or no arguments meet its preconditions."""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """One claim."""
+    """A contract: the function that states it."""
 
     function: Callable[..., bool]
 
     @property
     def name(self) -> str:
-        """Area and function: `pages.pages_are_aligned`."""
+        """The area and the function, such as `pages.pages_are_aligned`."""
         return f"{self.function.__module__.rpartition('.')[2]}.{self.function.__name__}"
 
     @property
@@ -53,7 +53,7 @@ class Contract:
 
 
 def contracts(modules: Iterable[str] | None = None) -> dict[str, Contract]:
-    """All contracts of the modules (by default of all), by name. Imports PyTorch, like the reference."""
+    """The contracts of these modules, by default of all, by name. Imports PyTorch, like the reference."""
     found = {}
     for module in map(importlib.import_module, MODULES if modules is None else modules):
         for function in vars(module).values():

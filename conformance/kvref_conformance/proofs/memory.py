@@ -1,6 +1,6 @@
-"""Maximum memory of a request: enough for the blocks that managers hold at any time, and not much more.
+"""The maximum memory of a request has room for the blocks that managers hold at any time, and little more.
 
-All pages are padded to one size here, so that blocks can be counted without the sizes of their content.
+Here all pages are padded to the same size. So a contract can count blocks and ignore what is in them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def blocks(spec: KVCacheSpec, limits: MemoryLimits) -> int:
 
 
 def held(kind: type[SingleTypeKVCacheManager], spec: KVCacheSpec, computed: int, in_flight: int) -> int:
-    """The blocks from the first that the next token reads to the last of a token in flight."""
+    """The number of blocks from the first that the next token reads to the last of a token in flight."""
     manager = made(kind, spec)
     tokens = TokenCounts(num_tokens=computed + in_flight, num_tokens_main_model=computed + in_flight)
     return manager.table_length(tokens) - manager.get_num_skipped_tokens(computed) // manager.block_size
@@ -127,7 +127,7 @@ def full_attention_holds_no_more(block_size: int, length: int, computed: int, in
 
 
 def sinks_come_on_top(block_size: int, length: int, sink_len: int) -> bool:
-    """Sinks add just enough blocks for each sink token to those of the longest request.
+    """With sinks, the maximum memory has just enough extra blocks for each sink token.
 
     pre: 1 <= block_size <= LARGEST and length >= 1 and sink_len >= 0
     post: _
@@ -178,7 +178,8 @@ def windows_hold_no_more(
 def windows_take_little_more(block_size: int, window: int, extra: int, limit: int, length: int) -> bool:
     """The maximum memory of a windowed layer is at most one block more than its tokens fill.
 
-    Its tokens are those in the window of the next token, without that token, and those in flight.
+    Its tokens are those before the next token in its window, the extra tokens that it retains, and those in
+    flight.
 
     pre: 1 <= block_size <= LARGEST and window >= 1 and extra >= 0 and limit >= 0 and length >= 1
     post: _

@@ -96,7 +96,7 @@ def each_vector_has_a_scale(block_size: int, num_kv_heads: int, head_size: int, 
 
 
 def packed_states_take_what_is_told(block_size: int, num_kv_heads: int, slot: int) -> bool:
-    """A packed slot has the bytes that its spec gives, by either field, whatever the values would need.
+    """A packed slot has the size that its spec gives in either field, whatever size the values have.
 
     pre: block_size >= 1 and num_kv_heads >= 1 and slot >= 1
     post: _
@@ -114,7 +114,7 @@ def packed_states_take_what_is_told(block_size: int, num_kv_heads: int, slot: in
 
 
 def compressed_tokens_share_a_state(number: int, tokens: int, head_size: int) -> bool:
-    """Pages with the same number of states are equal, whether a state is for one token or several.
+    """Pages with the same number of states have the same size, however many tokens a state is for.
 
     pre: number >= 1 and tokens >= 1 and head_size >= 1
     post: _
@@ -124,7 +124,7 @@ def compressed_tokens_share_a_state(number: int, tokens: int, head_size: int) ->
 
 
 def several_states_of_a_token(block_size: int, states_per_token: int, head_size: int) -> bool:
-    """A page with several states per token equals one with that many times more tokens of one state.
+    """With n states per token, a page is as large as one with n times the tokens and one state each.
 
     pre: block_size >= 1 and states_per_token >= 1 and head_size >= 1
     post: _
@@ -134,7 +134,7 @@ def several_states_of_a_token(block_size: int, states_per_token: int, head_size:
 
 
 def parts_of_states_are_refused(block_size: int, tokens: int) -> bool:
-    """A block size is refused exactly if its last state would be for fewer tokens than the others.
+    """A block size is refused exactly if a block's last state would cover fewer tokens than the others.
 
     pre: 1 <= block_size <= 8 and 1 <= tokens <= 5
     post: _
@@ -195,7 +195,7 @@ def states_do_not_grow(block_size: int, other: int, alignment: int) -> bool:
 
 
 def composites_hold_all_layers(block_size: int, head_size: int, other: int) -> bool:
-    """The page of two layers equals that of one layer whose head size is the sum of both.
+    """The page of two layers is as large as the page of one layer with the sum of their head sizes.
 
     pre: block_size >= 1 and head_size >= 1 and other >= 1
     post: _

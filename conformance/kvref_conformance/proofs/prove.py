@@ -23,30 +23,30 @@ from kvref_conformance.running.progress import Progress
 
 
 class CannotProve(Exception):
-    """Nothing can be proved, and why."""
+    """Nothing can be proved. The message says why."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of one contract."""
+    """The result for one contract."""
 
     contract: Contract
     verdict: Verdict
     seconds: float
     counterexample: dict[str, Any] | None = None
     reason: str = ""
-    """Why it was not examined."""
+    """Why the contract was not examined."""
 
 
 def select(patterns: Sequence[str]) -> list[Contract]:
     """The contracts whose names match any of the globs; every pattern must match something.
 
-    Raises `CannotProve`, also where CrossHair is not installed.
+    Raises `CannotProve`, also if CrossHair is not installed.
     """
     if find_spec("crosshair") is None:
         raise CannotProve("CrossHair comes with the extra: pip install 'kvref[symbolic]'")
     with warnings.catch_warnings():
-        # PyTorch says so where NumPy is not installed.
+        # PyTorch warns if NumPy is not installed.
         warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
         known = contracts()
     for pattern in patterns:
@@ -61,7 +61,7 @@ def select(patterns: Sequence[str]) -> list[Contract]:
 
 
 def prove(chosen: Sequence[Contract], limit: float, jobs: int, watcher: Progress) -> Generator[Proof]:
-    """What comes of each contract in `limit` seconds, in the order in which that is known.
+    """Examine each contract for at most `limit` seconds. Yields the results as they come.
 
     Raises `CannotProve`.
     """
@@ -104,7 +104,7 @@ def prove(chosen: Sequence[Contract], limit: float, jobs: int, watcher: Progress
 
 
 def document(proofs: Sequence[Proof]) -> dict[str, Any]:
-    """As `kvref prove --json` prints it."""
+    """The document that `kvref prove --json` prints."""
     told = [
         {
             "name": proof.contract.name,

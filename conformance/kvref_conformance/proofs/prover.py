@@ -91,9 +91,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     known = contracts(request["modules"])
-    # The reference looks for a platform once; do that here, untraced.
+    # The reference looks for a platform once: do this now, before CrossHair traces.
     KVCacheSpecRegistry.initialise()
-    # CrossHair collects garbage often; keep imported modules out of that.
+    # CrossHair collects garbage often: exclude imported modules, to save time.
     gc.freeze()
     waiting = request["names"][::-1]
     running: dict[Connection, _Running] = {}

@@ -25,15 +25,15 @@ see [benchmarks.md](benchmarks.md).
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 _MOST = 3
-"""How many of the cases that are left out for the same reason are named."""
+"""At most this many cases that are left out for the same reason are named."""
 
 Limits = Mapping[str, Timed]
-"""The results of limits, by the key of the case."""
+"""The results of the benchmarks that are lower bounds, by the key of the case."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, for a terminal or a page."""
+    """A table for a terminal or a page."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -122,7 +122,7 @@ def _cell(text: str) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """A time with three digits, in the unit that fits."""
+    """A time with three digits and a unit, such as `1.23 ms`."""
     unit, name = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{seconds / unit:.3g} {name}"
 
@@ -185,7 +185,7 @@ def _of_limit(timed: Timed, labels: Sequence[str], limits: Limits) -> str:
 
 
 def _growth(benchmark: Benchmark, timed: Sequence[Timed]) -> Iterator[Table]:
-    """The medians as multiples of the median at the smallest size."""
+    """A table of medians by size, as multiples of the median at the smallest size."""
     name = benchmark.growth
     sizes = sorted({each.case.params[name] for each in timed}) if name else []
     if name is None or len(sizes) < 2:
@@ -201,7 +201,7 @@ def _growth(benchmark: Benchmark, timed: Sequence[Timed]) -> Iterator[Table]:
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds by size; `others` are the other parameters."""
+    """A growth curve: the median seconds at each size. `others` are the other parameters."""
 
     label: str
     others: tuple[str, ...]
@@ -212,7 +212,7 @@ class Line:
 
 
 def lines_of(timed: Sequence[Timed]) -> list[Line]:
-    """The medians by size, for each target and each choice of the other parameters."""
+    """The growth curves: one for each target and each choice of the other parameters."""
     size = timed[0].case.benchmark.growth
     found: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
     for each in timed:
@@ -224,7 +224,7 @@ def lines_of(timed: Sequence[Timed]) -> list[Line]:
 
 
 def _different(one: Timed, among: Sequence[Timed], without: str | None = None) -> list[str]:
-    """The parameters in which a case differs from some of the others."""
+    """The parameters, as `name=value`, in which a case differs from any case of `among`."""
     return [
         f"{name}={_value(value)}"
         for name, value in one.case.params.items()

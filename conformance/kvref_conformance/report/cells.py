@@ -24,7 +24,7 @@ class Cell:
 
 
 def cell(rows: Sequence[Mapping[str, Any]]) -> Cell:
-    """Sum up the rows of one law, as they are in `report.json`."""
+    """The cell that sums up the rows of one law. The rows are those of `report.json`."""
     states: dict[str, set[Status]] = {}
     for row in rows:
         states.setdefault(row["subject"], set()).add(Status(row["status"]))

@@ -1,4 +1,4 @@
-"""Show which lines of the target's own files no law reached: as data and as a page."""
+"""Show which lines of the target's own files no law reached, as data and as a page."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def heading(result: Result, reached: Reached) -> str:
 
 
 def percent(lines: int, reached: int) -> str:
-    """The percentage, rounded down, so that 100% means all."""
+    """The percentage of lines that were reached. It is rounded down, so 100% means all lines."""
     return f"{100 * reached // lines}%" if lines else "-"
 
 
 def places(file: FileReached) -> list[str]:
-    """What was not reached, in order: lines as `12-14`, branches as `20->25`."""
+    """The unreached lines, such as `12-14`, and branches, such as `20->25`, in order."""
     found = [(first, _range((first, last))) for first, last in ranges(file.unreached, file.lines)]
     found += [(start, f"{start}->{end if end > 0 else 'exit'}") for start, end in file.branches]
     return [text for _, text in sorted(found)]
 
 
 def remarks(reached: Reached) -> list[str]:
-    """What the table leaves out, and what it may miss."""
+    """Sentences on which files the table leaves out, and which lines may be missing."""
     groups = {
         "never loaded, so not reached and not counted": (reached.not_loaded, "files"),
         "not readable as Python here, so not counted": (reached.unread, "files"),
@@ -100,7 +100,7 @@ def _row(file: FileReached) -> str:
 
 
 def _by_law(file: FileReached) -> list[str]:
-    """An item for each set of lines, because laws of the same unit of work reach the same lines."""
+    """List items: the laws that reached the same lines share one, because one unit feeds several laws."""
     laws: dict[frozenset[int], list[str]] = {}
     for law, lines in file.laws.items():
         laws.setdefault(lines, []).append(law)

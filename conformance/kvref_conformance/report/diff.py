@@ -29,9 +29,9 @@ _TITLES = {
 _LONGEST_NAME = 80
 _LONGEST_TEXT = 300
 _MOST_LINES = 40
-"""Changes of one kind in a summary: a comment may not have more than 65,536 characters."""
+"""A summary lists at most this many changes of one kind: GitHub limits comments to 65,536 characters."""
 _MOST_BETTER = 10
-"""Changes of one kind that are listed on a terminal, if they did not get worse."""
+"""A terminal shows at most this many changes of one kind, except those that got worse."""
 
 
 def render_diff(diff: Diff, console: Console) -> None:
@@ -108,7 +108,7 @@ def _became(change: Change) -> str:
 
 
 def _why(change: Change) -> Iterator[tuple[str, str]]:
-    """Expected and observed, or the reason."""
+    """Labels and texts: expected and observed, or the reason."""
     row = change.row
     if change.new is Status.BROKEN and row["observed"]:
         yield "expected", visible(row["expected"], _LONGEST_TEXT)

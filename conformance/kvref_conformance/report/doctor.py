@@ -31,7 +31,7 @@ def render_target(
     console: Console,
     invocation: Invocation,
 ) -> None:
-    """Print the target, the `laws` that can be judged, and the rows that are left out, with reasons."""
+    """Print the target, the `laws` that can be judged, and what is left out, with reasons."""
     printer = Printer(console)
 
     def item(label: str, text: str) -> None:

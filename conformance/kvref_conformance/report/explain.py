@@ -1,4 +1,4 @@
-"""Print all there is to know about one law."""
+"""Print the explanation of one law."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEVELS = {
 
 
 def render_explanation(law: Law, console: Console) -> None:
-    """Print the explanation, part by part. Commands stay on one line, so that they can be copied."""
+    """Print the explanation. Commands stay on one line, so that they can be copied."""
     printer = Printer(console)
     printer.line(law.id, style="bold", after=f"  {law.level}: {_LEVELS[law.level]}")
     printer.line(law.statement, indent=2)
@@ -66,7 +66,7 @@ def _title(printer: Printer, title: str) -> None:
 
 
 def _paragraphs(thing: object) -> list[str]:
-    """The docstring, a line for each paragraph."""
+    """The paragraphs of the docstring, each as one line."""
     docstring = inspect.getdoc(thing) or ""
     return [" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")]
 
@@ -102,7 +102,7 @@ def _needs(law: Law) -> Iterator[str]:
 
 
 def _may_differ(law: Law) -> Iterator[str]:
-    """Capabilities of the parts that the law is about, without those it needs."""
+    """A line for each capability of the law's parts, except those that the law needs."""
     workload = WORKLOADS.get(law.workload)
     parts = _parts(workload) if workload is not None else {}
     for name, capability in CAPABILITIES.items():
@@ -111,7 +111,7 @@ def _may_differ(law: Law) -> Iterator[str]:
 
 
 def _parts(workload: Workload) -> dict[str, list[str]]:
-    """The parts of a target, each with the optional operations that are needed."""
+    """The parts that the workload needs, each with the optional operations that it needs."""
     parts: dict[str, list[str]] = {}
     for name in workload.parts:
         part, _, operation = name.partition(".")
@@ -120,7 +120,7 @@ def _parts(workload: Workload) -> dict[str, list[str]]:
 
 
 def _instance(schema: Mapping[str, Any]) -> object:
-    """A value that follows the schema of a capability."""
+    """An example of a value, made from the schema of a capability."""
     match schema:
         case {"enum": [first, *_]}:
             return first
@@ -149,7 +149,7 @@ def _cause(fault: Fault) -> str:
 
 
 def _docstring(fault: Fault) -> str:
-    """What a fault does, from its docstring."""
+    """The docstring of a fault, which says what it does, without the source of a reported bug."""
     module, _, name = fault.target.partition(":")
     text = _docstrings(module)[name]
     return text.removesuffix(f" ({fault.source}).") + "." if text.endswith(f"({fault.source}).") else text
@@ -157,7 +157,7 @@ def _docstring(fault: Fault) -> str:
 
 @functools.cache
 def _docstrings(module: str) -> dict[str, str]:
-    """The docstrings of a module's functions. It is read, not imported: an import would load PyTorch."""
+    """The docstrings of a module's functions. The module is read: to import it would load PyTorch."""
     spec = importlib.util.find_spec(module)
     source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
     functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
@@ -166,7 +166,7 @@ def _docstrings(module: str) -> dict[str, str]:
 
 def _check_of(fault: Fault) -> str:
     """The command that shows the fault, and runs little else."""
-    # Chosen alone, that law is judged by all workloads.
+    # If `target.answers` is the only law, all workloads run.
     others = "--laws 'spec.*' " if fault.law == ANSWERS.id else ""
     deep = f" --depth {fault.depth}" if fault.depth != DEPTH else ""
     return f"kvref check {fault.target} {others}--laws {fault.law}{deep}"

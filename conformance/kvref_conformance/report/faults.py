@@ -131,7 +131,7 @@ def _others(each: Tried) -> list[str]:
 
 
 def summary(tried: Sequence[Tried]) -> list[str]:
-    """How many faults were caught and how soon, and the result of the control."""
+    """Lines on how many faults were caught and how soon, and on the result of the control."""
     lines = []
     for reported, what in ((False, "one for each law"), (True, "as reported")):
         part = [each for each in tried if each.fault and bool(each.fault.source) is reported]

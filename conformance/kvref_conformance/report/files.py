@@ -17,7 +17,7 @@ from kvref_conformance.report.junit import junit
 from kvref_conformance.report.page import page
 
 _GENERATED = re.compile(r".*-[0-9a-f]{8}\.(json|py)|\..*\.tmp")
-"""Names in traces/ and repro/ that a report may have left: every other file there is the user's."""
+"""Names of files in traces/ and repro/ that kvref wrote. Every other file there is the user's."""
 
 
 def write_report(result: Result, directory: Path, beside: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
@@ -51,7 +51,7 @@ def write_report(result: Result, directory: Path, beside: Sequence[Mapping[str, 
 
 
 def report_document(result: Result) -> dict[str, Any]:
-    """The result as a `kvref.report/1` document, also what `--json` prints."""
+    """The result as a `kvref.report/1` document, which `--json` prints, too."""
     document: dict[str, Any] = plain(
         {
             "schema": REPORT,
@@ -80,7 +80,7 @@ def report_document(result: Result) -> dict[str, Any]:
 
 
 def _contents(result: Result, beside: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """Every file of the report, by name. All are built and checked before the first is written."""
+    """The content of each file of the report, by name. All are made before the first is written."""
     report = report_document(result)
     validate(report, "report")
     contents = {

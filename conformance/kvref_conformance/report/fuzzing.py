@@ -1,4 +1,4 @@
-"""Show a fuzz: a live table on a terminal, else plain lines; and its findings."""
+"""Show a fuzz while it runs (a live table on a terminal, else plain lines), and its findings afterwards."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def watching(fuzz: Fuzz, console: Console, clock: Callable[[], float] = time.mon
 
 
 class _Quiet:
-    """The live table reads the fuzz itself."""
+    """Shows nothing: the live table reads the fuzz by itself."""
 
     def tick(self) -> None:
         pass
 
 
 class _Plain:
-    """A line for each finding, and every ten seconds a line with the progress of the fuzz."""
+    """Prints a line for each finding, and every ten seconds a line with the progress of the fuzz."""
 
     def __init__(self, fuzz: Fuzz, clock: Callable[[], float]) -> None:
         self._fuzz = fuzz
@@ -150,7 +150,7 @@ def _live(fuzz: Fuzz, console: Console) -> RenderableType:
 
 
 def _generated(tally: Tally) -> Table:
-    """How many examples, and how many operations per second of one process."""
+    """A table of how many examples were generated, with the operations per second of one process."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("examples")
     for column in ("number", "operations", "operations/s"):
@@ -164,7 +164,7 @@ def _generated(tally: Tally) -> Table:
 
 
 def _behaviours(tally: Tally, width: int) -> Table:
-    """All behaviours, also those that never occurred."""
+    """A table of all behaviours, including those that never occurred."""
     counted = tally.behaviours
     names = [*BEHAVIOURS, *sorted(name for name in counted if name.startswith(GROUPS))]
     columns = max(1, width // _WIDTH)

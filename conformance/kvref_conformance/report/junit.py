@@ -1,4 +1,4 @@
-"""The result as JUnit XML: a suite per area of laws, a case per row."""
+"""The result as JUnit XML: a suite for each area of laws, a case for each row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_NAME = 200
 
 
 def junit(result: Result) -> bytes:
-    """The document, encoded. A robustness law fails a case only if it fails the run."""
+    """The encoded document. A broken robustness law fails its case only if it fails the run (`--strict`)."""
     counted = {id(row) for row in result.failing}
     areas: dict[str, list[Element]] = {}
     for row in result.rows:

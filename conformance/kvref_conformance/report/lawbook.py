@@ -50,7 +50,7 @@ def laws_page(laws: Iterable[Law]) -> str:
 
 
 def faults_of(law: Law) -> list[Fault]:
-    """The faults that the law must catch: first its own, then the reported ones."""
+    """The faults that the law must catch: first the one made for it, then reported bugs."""
     return [fault for fault in faults() if fault.law == law.id]
 
 

@@ -1,4 +1,4 @@
-"""Operations and their answers, in sentences."""
+"""Describe operations and their answers in sentences."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from kvref_conformance.documents.results import Row
 
 PROBES = ("cache.state", "pool.state")
-"""Operations that change nothing and show the whole state. There is one after most others."""
+"""Operations that only read the whole state. Workloads add one after most other operations."""
 
 Labels = Mapping[str, str]
-"""Short names of the specs that were built before, by their `_key`."""
+"""Short names for specs that an earlier operation built, by their `_key`."""
 
 _LONGEST_LIST = 8
 _LONGEST_BYTES = 64
-"""Hexadecimal digits of the bytes of a block; hashes have no more."""
+"""Hexadecimal digits that are shown of bytes. Hashes are no longer than this."""
 
 
 def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> str:
-    """One operation of a trace: `merge [FullAttentionSpec(block_size=16), the same]`."""
+    """Describe one operation of a trace: `merge [FullAttentionSpec(block_size=16), the same]`."""
     labels = labels or {}
     match op:
         case {"op": "specs.build", "args": {"spec": spec}}:
@@ -146,7 +146,7 @@ def _describe_pool(operation: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _describe_cache(operation: str, arguments: Mapping[str, Any], labels: Labels) -> str:
-    """An operation of a cache manager. Arguments that are off or zero go without saying."""
+    """Describe an operation of a cache manager. Arguments that are off or zero are left out."""
     match operation, arguments:
         case "create", {"groups": [*groups], "num_blocks": number, "enable_caching": caching, **rest}:
             listed = ", ".join(_cache_group(group, labels) for group in groups) or "no groups"
@@ -195,7 +195,7 @@ def _cache_group(group: Any, labels: Labels) -> str:
 
 
 def _allocation(arguments: Mapping[str, Any]) -> str:
-    """What `allocate` is asked for beside new tokens."""
+    """Describe the arguments of `allocate`, except the new tokens."""
     parts = []
     match arguments.get("hit"):
         case {"tokens": tokens, "blocks": blocks} if tokens:
@@ -235,7 +235,7 @@ def _describe_connector(operation: str, arguments: Mapping[str, Any]) -> str:
 
 
 def describe_answer(op: Mapping[str, Any]) -> str:
-    """The answer of an operation that carries its `outcome`, in a sentence where there is one for it."""
+    """Describe the answer of an operation. `op` contains the `outcome`."""
     match op:
         case {
             "op": "specs.build",
@@ -300,7 +300,7 @@ def _blocks(blocks: Any) -> str:
 
 
 def _tables(groups: Any) -> str:
-    """The blocks of each group; with one group, nothing is said of groups."""
+    """Describe the blocks of each group. If there is only one group, its number is left out."""
     match groups:
         case [group]:
             return _blocks(group)
@@ -312,7 +312,7 @@ def _tables(groups: Any) -> str:
 
 
 def describe_outcome(outcome: Mapping[str, Any]) -> str:
-    """An outcome: a value in short, an exception, or the end of its process."""
+    """Describe an outcome: a value, an exception, or how the process died."""
     match outcome:
         case {"value": None}:
             return "done"
@@ -331,9 +331,9 @@ def remark(row: Row) -> str:
 
 
 def narrate(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The runs of a trace, one line for each operation. Several processes get a heading each.
+    """Yield a line for each operation of a trace. If there are several processes, each gets a heading.
 
-    Operations that carry their `outcome`, as events do, are followed by their answer.
+    If an operation contains its `outcome`, as events do, its line ends with the answer.
     """
     for run in runs:
         flags = " ".join(run["flags"])
@@ -375,14 +375,14 @@ def _spec(spec: object, labels: Labels) -> str:
 
 
 def _registration(registration: Mapping[str, Any]) -> str:
-    """One registration; a base of None is the class itself and goes without saying."""
+    """Describe one registration. The base is left out if it is None, which means the class itself."""
     base = registration.get("base")
     pair = f"{registration.get('spec_class')} -> {registration.get('manager')}"
     return f"{pair} (base {base})" if base else pair
 
 
 def _group(group: Mapping[str, Any]) -> str:
-    """A planned group. Neighbours with the same spec are listed together."""
+    """Describe a planned group. Neighbouring layers with the same spec are listed together."""
     listed: list[tuple[str, list[str]]] = []
     for layer in group["layers"]:
         spec = layer["spec"]
@@ -400,13 +400,13 @@ def _mapping(items: Mapping[Any, Any], joint: str, labels: Labels | None = None)
 
 
 def _content(content: Mapping[str, Any]) -> str:
-    """The content of a request, with all its tokens: which of them differ may be the point."""
+    """Describe the content of a request. All tokens are shown, because any of them may matter."""
     tokens = f"tokens {content.get('tokens')!r}"
     return ", ".join([tokens, *(f"{name} {value!r}" for name, value in content.items() if name != "tokens")])
 
 
 def _value(value: Any) -> str:
-    """Plain data (see `kvref.target`) the way Python code would name it."""
+    """Describe plain data (see `kvref.target`), much as in Python code."""
     match value:
         case str():
             if len(value) > _LONGEST_BYTES and re.fullmatch("[0-9a-f]+", value):

@@ -1,4 +1,4 @@
-"""The report as one HTML file. It loads nothing, shows all text as text, and stays below a size."""
+"""The report as one HTML file. The page loads nothing else, escapes all text, and has a maximum size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROOM_FOR_FINDINGS = 1_000_000
 _ROOM_FOR_LAWS = 350_000
 _ROOM_FOR_VERSIONS = 150_000
 _ROOM_FOR_LINES = 40_000
-"""Bytes: for all findings, for the tables of laws and of versions, and for each other list."""
+"""Sizes in bytes: of all findings, of the tables of laws and of versions, and of each other list."""
 
 _LONGEST_NAME = 120
 _LONGEST_TEXT = 1_000
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the findings: what they mean for the verdict."""
+    """A section of findings that mean the same for the verdict."""
 
     id: str
     title: str
@@ -82,15 +82,15 @@ _SECTION_OF = {
     Status.INHERITED: _INHERITED,
     Status.KNOWN: _KNOWN,
 }
-"""States that are findings. A broken law that fails the run is in the first section instead."""
+"""The section for each state. A broken law that fails the run is in the first section instead."""
 
 
 class Name(str):
-    """Text that is shortened to the length of a name."""
+    """Text that a template shortens to the length of a name."""
 
 
 class Source(str):
-    """Text that keeps its lines."""
+    """Text that a template shows with its line breaks."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Finding:
 
     @property
     def open(self) -> bool:
-        """Whether its story is open from the start: the first one, if it counts."""
+        """Whether the page shows its details at first: only for the first finding, if it counts."""
         return self.number == 1 and self.section is _COUNTED
 
     @property
@@ -144,10 +144,10 @@ class Finding:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Its operations, with their answers where these are known."""
+        """The operations of each process, with their answers if these are known."""
         traced = self.row.trace["runs"][:_MOST_RUNS] if self.row.trace is not None else []
         events = self.row.events or [run["operations"] for run in traced]
-        # With several processes, the law compares these with each other.
+        # If there are several processes, the law compares them, so no single step breaks it.
         expected = self.row.expected if len(traced) == 1 and self.row.observed else None
         return [run_of(run["flags"], each, expected) for run, each in zip(traced, events, strict=False)]
 
@@ -166,11 +166,11 @@ class LawLine:
     rows: Sequence[Row]
     area: str
     first: bool
-    """Of its area."""
+    """Whether it is the first law of its area."""
 
     @property
     def examples(self) -> int:
-        """The rows of one subject share their examples."""
+        """The examples of all subjects. The rows of one subject share their examples, so they count once."""
         subjects: dict[str, int] = {}
         for row in self.rows:
             subjects[row.subject] = max(subjects.get(row.subject, 0), row.examples)
@@ -188,20 +188,20 @@ class LawLine:
 
 @dataclass(frozen=True)
 class VersionsLine:
-    """A law and its state in each report. `statuses` are those in the first."""
+    """A law and its state in each report. `statuses` are its states in the first report."""
 
     law: str
     level: str
     area: str
     first: bool
-    """Of its area."""
+    """Whether it is the first law of its area."""
     cells: Sequence[Cell | None]
     statuses: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines that fit, and how many more there are."""
+    """The lines of a list that fit, and how many more there are."""
 
     shown: Sequence[str]
     more: int
@@ -209,12 +209,12 @@ class Lines:
 
 @dataclass(frozen=True)
 class Share:
-    """The rows in one state: a part of the bar of an area."""
+    """The rows in one state: one part of the bar for an area."""
 
     state: str
     count: int
     start: int
-    """Rows in the states before."""
+    """The number of rows in earlier states."""
 
 
 @dataclass(frozen=True)
@@ -227,13 +227,13 @@ class Area:
 
     @property
     def fragment(self) -> str:
-        """For a link that chooses the area."""
+        """The fragment of a link that chooses the area."""
         return f"area={quote(shown(self.name, _LONGEST_NAME), safe='')}"
 
 
 @dataclass(frozen=True)
 class File:
-    """How much of a file was reached."""
+    """The coverage of a file."""
 
     name: Name
     lines: int
@@ -313,7 +313,7 @@ def page(result: Result, reports: Sequence[Mapping[str, Any]] = ()) -> bytes:
 
 
 def _findings(result: Result) -> Iterator[Finding]:
-    """Findings by section and cause."""
+    """Yield the findings, ordered by section and cause."""
     failing = {id(row) for row in result.failing}
     sections: dict[str, dict[tuple[str, str, str], list[Row]]] = {section.id: {} for section in _SECTIONS}
     for row in sorted(result.rows, key=lambda row: list(Status).index(row.status)):
@@ -341,7 +341,7 @@ def _cause(law: str, facet: str, reason: str, rows: Sequence[Row]) -> Cause:
 
 
 def _areas(result: Result) -> list[Area]:
-    """Rows by area and state, the worst state first."""
+    """The areas, each with its rows counted by state, the worst state first."""
     areas: dict[str, list[Row]] = {}
     for row in result.rows:
         areas.setdefault(_area(row.law), []).append(row)
@@ -357,7 +357,7 @@ def _shares(rows: Sequence[Row]) -> Iterator[Share]:
 
 
 def _laws(result: Result) -> Iterator[LawLine]:
-    """The laws, by area."""
+    """Yield the laws, ordered by area."""
     areas: dict[str, dict[str, list[Row]]] = {}
     for row in result.rows:
         areas.setdefault(_area(row.law), {}).setdefault(row.law, []).append(row)
@@ -367,7 +367,7 @@ def _laws(result: Result) -> Iterator[LawLine]:
 
 
 def _beside(result: Result, reports: Sequence[Mapping[str, Any]]) -> Iterator[VersionsLine]:
-    """The laws of the result in each report, if there are several."""
+    """Yield each law of the result with its state in each report. Yields nothing for a single report."""
     if len(reports) < 2:
         return
     found: list[dict[str, list[Any]]] = [{} for _ in reports]
@@ -392,10 +392,11 @@ def _area(law: str) -> str:
 def _fitting(
     items: Iterable[T], room: int, forms: Sequence[Callable[[T], Markup]]
 ) -> tuple[list[Markup], int]:
-    """Each item in the first of its forms that fits, the longest first; then how many items are left out.
+    """Show each item in the first of its `forms` that fits. Forms are listed from long to short.
 
-    A quarter of the room is kept for the shortest form. No item takes more than an eighth. A form that there
-    was no room for is not tried again: what is left out is left out from there on.
+    A quarter of the room is kept for the shortest form. No item takes more than an eighth of the room. Once a
+    form does not fit into the remaining room, it is not tried again. Returns the texts, and the number of
+    items that are left out.
     """
     fitting: list[Markup] = []
     reserve, most = room // 4, room // 8
@@ -418,7 +419,7 @@ def _fitting(
 
 
 def _about(result: Result) -> dict[str, Name]:
-    """Settings and versions of the run."""
+    """The settings and versions of the run, by name."""
     facts = {
         "plugin": result.target.get("plugin") or "",
         "depth": result.depth,
@@ -438,7 +439,7 @@ def _capabilities(result: Result) -> Iterator[str]:
 
 
 def _lines(lines: Iterable[str]) -> Lines:
-    """The lines that fit."""
+    """The lines that fit, and how many more there are."""
     kept: list[str] = []
     room = _ROOM_FOR_LINES
     more = 0
@@ -475,12 +476,12 @@ def _coverage(result: Result, reached: Reached) -> dict[str, Any]:
 
 
 def shown(text: str, limit: int) -> str:
-    """The text as it can be shown, within the limit even where it has to be written as escapes."""
+    """The text with escapes for what cannot be shown. Escapes count towards the limit."""
     return visible(visible(text, limit), limit)
 
 
 def _finalize(value: Any) -> Any:
-    """A value as a template shows it, before it is escaped."""
+    """The text that a template shows for a value. The template escapes it afterwards."""
     match value:
         case Markup() | int():
             return value
@@ -510,7 +511,7 @@ def _templates() -> Environment:
 
 
 def _marked(text: str) -> Markup:
-    """A sentence of a law, with code where it has backticks."""
+    """A sentence of a law as HTML. Text between backticks becomes code."""
     parts = (escape(shown(part, _LONGEST_TEXT)) for part in text.split("`"))
     return Markup("").join(Markup("<code>{}</code>").format(p) if n % 2 else p for n, p in enumerate(parts))
 
@@ -520,5 +521,5 @@ def _own(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """The digest by which the policy of the page admits its own style and script, and nothing else."""
+    """The digest of a style or script. The page's security policy allows only these digests."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,4 +1,4 @@
-"""Draw growth curves into one file: seconds by size, a figure for each benchmark that has sizes."""
+"""Draw growth curves into one file: seconds by size, one figure for each benchmark with sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Print a result, or the laws, on a terminal.
 
-Whatever comes from a target goes through `Printer`, which shows it as text: no markup, no control codes,
-nothing that the terminal's encoding lacks.
+Text that comes from a target must go through `Printer`. It shows markup as text. It escapes control codes
+and characters that the terminal's encoding lacks.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ _NOT_JUDGED = (Status.NOT_APPLICABLE, Status.DECLARED_GAP)
 
 _MOST_FINDINGS = 10
 _MOST_OF_A_LAW = 3
-"""Findings that get a paragraph, in all and of one law; without `verbose` the others get a line."""
+"""How many findings get a paragraph, in all and of one law. Without `verbose` the others get a line."""
 _MOST_OPERATIONS = 8
-"""Operations that are shown of a trace without `verbose`: the last ones, where it breaks."""
+"""Without `verbose`, this many operations of a trace are shown: the last ones, where the law breaks."""
 _FEW_OPERATIONS = 4
-"""Up to this many more are not worth leaving out."""
+"""If only this many operations would be left out, they are shown, too."""
 _MOST_NOTES = 5
 
 _MOST_FILES = 20
 _MOST_PLACES = 12
-"""The most files with unreached lines, and the most places in each, that are shown."""
+"""At most this many files with unreached lines, and places in each file, are shown."""
 
 _MOST_LAWS = 3
-"""Laws of one subject that are named where one reason covers all; rows of a law that break for one reason."""
+"""At most this many laws of one subject, or rows of one law, are named if they share a reason."""
 _MOST_LAWS_BY_NAME = 12
-"""Laws that are named where one reason covers all; more are counted by area."""
+"""At most this many laws are named if they share a reason. More are counted by area."""
 
 _HANG = 4
 _LABEL = 10
@@ -95,11 +95,11 @@ class Invocation:
     """The options that say what to run: each with its value, if it has one."""
 
     def command(self, name: str, *arguments: str) -> str:
-        """Another command about the same target."""
+        """A command line: another command for the same target."""
         return shlex.join(["kvref", name, *arguments, *self.target])
 
     def again(self, name: str, *options: str, without: Sequence[str] = ()) -> str:
-        """The command with the same options, but for those named, and with these."""
+        """A command line with the same target and options, without those in `without`, plus `options`."""
         kept = [word for option in self.options if option[0] not in without for word in option]
         return shlex.join(["kvref", name, *self.target, *kept, *options])
 
@@ -132,8 +132,8 @@ def render(
 
     Args:
         result: what is printed.
-        console: where.
-        directory: where the report was written, if it was: findings then name their programs.
+        console: where to print.
+        directory: the folder of the report, if one was written. Findings then name their programs.
         verbose: print every law, every accepted finding and every operation, instead of a line for each area.
         invocation: what the user typed.
     """
@@ -155,7 +155,7 @@ def render(
 
 
 def render_laws(laws: Sequence[Law], console: Console, verbose: bool = False) -> None:
-    """List laws: id, level and statement; with `verbose` also why, and the sources."""
+    """Print each law's id, level and statement; with `verbose` also the reason and the sources."""
     printer = Printer(console)
     for law in laws:
         printer.line(law.id, style="bold", after=f"  {law.level}")
@@ -177,13 +177,13 @@ class Printer:
         self._console = console
 
     def text(self, data: str, limit: int = _LONGEST_LINE, style: str = "") -> Text:
-        """The data as text that a console shows as it is."""
+        """The data as safe text for the console, cut to `limit` characters."""
         return Text(visible(data, limit, self._console.encoding), style=style, overflow="fold")
 
     def line(
         self, data: str, style: str = "", after: str = "", indent: int = 0, label: str = "", hang: int = _HANG
     ) -> None:
-        """One item: `label`, `data` in the style, `after`. What does not fit goes on below, further in."""
+        """Print one item: `label`, `data` in the style, `after`. It continues on indented lines."""
         text = Text.assemble(self.text(data, style=style), self.text(after), overflow="fold")
         indent += len(label)
         lines = text.wrap(self._console, max(20, self._console.width - indent - hang))
@@ -193,19 +193,19 @@ class Printer:
             self._console.print(Text.assemble(margin, line), soft_wrap=True)
 
     def labelled(self, label: str, data: str, width: int = _LABEL, indent: int = 2) -> None:
-        """An item with a label in front of it; what does not fit goes on below its beginning."""
+        """Print an item after a label. It continues below the beginning of the item."""
         self.line(data, indent=indent, label=f"{label:{width}}", hang=0)
 
     def whole(self, data: str) -> None:
-        """A line that is not broken whatever its length, so that it can be copied."""
+        """Print a line without breaking it, so that it can be copied."""
         self._console.print(self.text(data, limit=5_000), soft_wrap=True)
 
     def next(self, command: str) -> None:
-        """The last line: what to type next."""
+        """Print the last line: the command to type next."""
         self.whole(f"next: {command}")
 
     def fits(self, table: Table) -> bool:
-        """Whether no cell has to be broken."""
+        """Whether the table fits the console without breaking a cell."""
         wide = self._console.options.update_width(1_000)
         return self._console.measure(table, options=wide).maximum <= self._console.width
 
@@ -217,12 +217,15 @@ class Printer:
 
 
 def by_reason(rows: Iterable[Row]) -> list[str]:
-    """What was not run, a line for each reason: a law is named once, with its subject if that is one."""
+    """A line for each reason why something was not run, with the laws.
+
+    A law is named once, with its subject, or with the number of its subjects if there are several.
+    """
     return [f"{reason}: {', '.join(_names(group))}" for reason, group in _grouped(rows, _reason).items()]
 
 
 def laws_by_reason(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
-    """The laws, or how many they are if they are many, each time with the reason why they are not judged."""
+    """Yield laws that were not judged, with the reason. Many laws with one reason are only counted."""
     for reason, group in _grouped(rows, _reason).items():
         subjects = [*dict.fromkeys(visible(row.subject, _LONGEST_NAME) for row in group)]
         names = _names(group)
@@ -236,7 +239,7 @@ def laws_by_reason(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
 
 
 def counts_by_area(laws: Iterable[str]) -> str:
-    """How many laws of each area these are: `registry 3, spec 12`."""
+    """The number of laws in each area: `registry 3, spec 12`."""
     counts = Counter(law.partition(".")[0] for law in dict.fromkeys(laws))
     return ", ".join(f"{visible(area, _LONGEST_NAME)} {count}" for area, count in counts.items())
 
@@ -287,7 +290,7 @@ def _number(count: int, noun: str) -> str:
 def _broken(
     result: Result, printer: Printer, directory: Path | None, invocation: Invocation, verbose: bool
 ) -> None:
-    """A paragraph for each finding, those that count first."""
+    """Print a paragraph for each finding. Findings that count for the verdict come first."""
     counted = {id(row) for row in result.failing}
     rows = sorted(_with(result, Status.BROKEN), key=lambda row: id(row) not in counted)
     first = [row for of_law in _grouped(rows, _law).values() for row in of_law[:_MOST_OF_A_LAW]]
@@ -321,7 +324,7 @@ def _finding(row: Row, printer: Printer, counts: bool, verbose: bool) -> None:
 
 
 def _open(result: Result, printer: Printer) -> None:
-    """What is stale, and what could not be judged to the end, with reasons."""
+    """Print which rows are stale, unconfirmed or incomplete, with the reasons."""
     for row in _with(result, Status.STALE, Status.UNCONFIRMED):
         printer.line(row.status, style=_STYLES[row.status], after=f"  {_title(row)}")
         printer.line(_reason(row), indent=2)
@@ -333,7 +336,7 @@ def _open(result: Result, printer: Printer) -> None:
 
 
 def _accepted(result: Result, printer: Printer, status: Status) -> None:
-    """What breaks and does not count, by reason."""
+    """Print the rows in one accepted state, by reason. They do not count for the verdict."""
     rows = _with(result, status)
     for reason, group in _grouped(rows, lambda row: row.message).items():
         names: list[str] = []
@@ -347,7 +350,7 @@ def _accepted(result: Result, printer: Printer, status: Status) -> None:
 
 
 def _by_area(result: Result, printer: Printer, invocation: Invocation) -> None:
-    """A line for each area; columns of zeros are left out."""
+    """Print a table with a line for each area. Columns of zeros are left out."""
     areas = _grouped(result.rows, _area)
     if not areas:
         return
@@ -395,14 +398,14 @@ def _area_table(areas: Mapping[str, Sequence[Row]], printer: Printer, with_subje
 
 
 def _examples(rows: Sequence[Row]) -> int:
-    """How many examples gave a law something to judge, laws and subjects added up."""
+    """The sum, over laws and subjects, of the examples that gave the law something to judge."""
     return int(sum(_once_a_subject(each, lambda row: row.examples) for each in _grouped(rows, _law).values()))
 
 
 def _seconds(rows: Sequence[Row]) -> float:
-    """How long all units of work took that fed these rows. One unit feeds several laws."""
+    """How long the units behind these rows took. A unit that feeds several laws counts once."""
     units: dict[tuple[str, str], float] = {}
-    # All units feed that law: by its side they would count twice.
+    # All units feed `target.answers`: with its rows, they would count twice.
     others = [row for row in rows if row.law != ANSWERS.id] or rows
     for row in others:
         workload = LAWS[row.law].workload if row.law in LAWS else row.law
@@ -412,7 +415,10 @@ def _seconds(rows: Sequence[Row]) -> float:
 
 
 def _by_law(result: Result, printer: Printer) -> None:
-    """A line for each law. Columns of zeros are left out, and rates where they would break names of laws."""
+    """Print a table with a line for each law.
+
+    Columns of zeros are left out. Rates are left out if names of laws would have to be broken.
+    """
     laws = _grouped(result.rows, _law)
     if not laws:
         return
@@ -448,7 +454,7 @@ def _law_table(
 
 
 def _subjects_by_column(rows: list[Row]) -> dict[str, int]:
-    """How many subjects of a law go in each column. A subject counts once, by the worst of its rows."""
+    """How many subjects of a law each column has. A subject counts once, by its worst row."""
     severity = list(Status)  # declared worst first
     subjects = _grouped(rows, _subject).values()
     worst = [min((row.status for row in rows), key=severity.index) for rows in subjects]
@@ -456,7 +462,7 @@ def _subjects_by_column(rows: list[Row]) -> dict[str, int]:
 
 
 def _once_a_subject(rows: list[Row], number: Callable[[Row], float]) -> float:
-    """The sum over subjects: the rows of one subject (its facets) share their examples and time."""
+    """The sum of a number over subjects. All rows of a subject share the number, so it counts once."""
     return sum(max(map(number, rows)) for rows in _grouped(rows, _subject).values())
 
 
@@ -467,7 +473,7 @@ def _rate(rows: list[Row]) -> str:
 
 
 def _driven_rate(rows: list[Row]) -> str:
-    """The same for driven examples."""
+    """Operations a second in driven examples, for one unit of work at a time."""
     seconds = _once_a_subject(rows, lambda row: row.driven_seconds)
     return f"{_once_a_subject(rows, lambda row: row.driven_steps) / seconds:.0f}" if seconds else "-"
 
@@ -495,7 +501,7 @@ def _notes(result: Result, printer: Printer, verbose: bool) -> None:
 
 
 def _coverage(result: Result, printer: Printer, directory: Path | None) -> None:
-    """What no law reached, a line a file; then what each area of laws reached."""
+    """Print the unreached lines of each file, then how many lines each area of laws reached."""
     reached = result.coverage
     if reached is None:
         return
@@ -542,7 +548,7 @@ def _table(first: str, *numbers: str) -> Table:
 
 
 def _end(result: Result, printer: Printer, directory: Path | None, invocation: Invocation) -> None:
-    """The counts, the verdict, and the next command."""
+    """Print the counts, the verdict, and the next command."""
     if directory is not None:
         printer.whole(f"page: {directory / PAGE}")
     totals = ", ".join(f"{count} {status}" for status, count in result.totals.items()) or "no law was run"
@@ -552,7 +558,7 @@ def _end(result: Result, printer: Printer, directory: Path | None, invocation: I
 
 
 def _next(result: Result, directory: Path | None, invocation: Invocation) -> str:
-    """The command that fits what came of the check."""
+    """The command to type next, which depends on the result."""
     broken = [row for row in result.failing if row.status is Status.BROKEN] or _with(result, Status.BROKEN)
     unconfirmed = _with(result, Status.UNCONFIRMED)
     if found := broken or unconfirmed:

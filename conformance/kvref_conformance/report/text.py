@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def visible(text: str, limit: int = 10_000, encoding: str = "utf-8") -> str:
-    """The text on one line, with escapes for all that does not print (control codes, bidi marks, ...).
+    """The text on one line, with escapes for what does not print (control codes, bidi marks, ...).
 
     The result is legal in XML and fits the encoding. A long text is cut to `limit` characters.
     """

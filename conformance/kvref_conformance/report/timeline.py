@@ -1,6 +1,6 @@
 """The story of a run: its operations as steps, the block tables after each, and a chart of blocks by step.
 
-A target may answer anything. The chart shows only what has the form of docs/targets.md.
+A target may answer anything. The chart uses only answers with the form that docs/targets.md describes.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from kvref_conformance.report.narrate import PROBES, describe_answer, narrate
 _CREATE = ("cache.create", "pool.create")
 
 MOST_STEPS = 80
-"""The last steps of a run that are shown. The law breaks there."""
+"""At most this many steps of a run are shown: the last ones, because the law breaks there."""
 _MOST_COLUMNS = 60
 _MOST_BLOCKS = 48
 _MOST_LOOKED_AT = 2_000
 _MOST_BARS = 600
 _MOST_ENTRIES = 600
-"""Of all block tables of a run."""
+"""At most this many entries of block tables are shown for a run."""
 _MOST_CELLS = 32
-"""Of one block table."""
+"""At most this many entries of one block table are shown."""
 _MOST_TABLES = 16
 
 COLOURS = 8
-"""Requests with a colour of their own."""
+"""The number of colours for requests."""
 
 COLUMN = 44
 _LEFT, _TOP, _ROW = 44, 24, 22
-"""Pixels: the size of a cell, and the margins with the numbers of blocks and steps."""
+"""Pixels: the width and height of a cell, and the margins for the numbers of blocks and steps."""
 _LETTERS = 5
-"""That fit into a cell."""
+"""Letters that fit into a cell."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The state that a probe read."""
+    """The state of a pool or cache, as a probe read it."""
 
     free: frozenset[int]
     refs: Sequence[int]
@@ -47,11 +47,11 @@ class State:
     tables: Mapping[str, Sequence[Sequence[int]]]
     """The blocks of each group, by request."""
     of_pool: bool
-    """A pool has no block tables."""
+    """Whether it is the state of a pool, which has no block tables."""
 
     @cached_property
     def holders(self) -> dict[int, list[str]]:
-        """The requests that have a block in a table."""
+        """By block, the requests that have it in a block table."""
         found: dict[int, list[str]] = {}
         for name, table in self.tables.items():
             for block in {block for group in table for block in group}:
@@ -86,7 +86,7 @@ class Step:
     answer: str
     tables: Sequence[Table]
     breaks: bool
-    """Whether the comparison of the law belongs here."""
+    """Whether the law breaks at this step."""
 
 
 @dataclass(frozen=True)
@@ -103,21 +103,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Blocks down, steps across."""
+    """A chart with a row for each block and a column for each step."""
 
     width: int
     height: int
     blocks: Sequence[tuple[int, str]]
-    """Top edge and number of each."""
+    """Top edge and number of each block."""
     columns: Sequence[tuple[int, int]]
     """Left edge and number of each step."""
     broken: int | None
     """Left edge of the step at which the law breaks."""
     bars: Sequence[Bar]
     kinds: Sequence[str]
-    """For the legend."""
+    """The states that the legend explains."""
     requests: Sequence[tuple[str, str]]
-    """Name and colour."""
+    """Name and colour of each request."""
     left_out: Sequence[str]
 
 
@@ -128,21 +128,21 @@ class Run:
     flags: str
     steps: Sequence[Step]
     skipped: int
-    """Earlier operations that are left out."""
+    """How many earlier operations are left out."""
     without_tables: int
-    """The tables of steps up to this number are left out."""
+    """Block tables are left out up to the step with this number."""
     exact: bool
-    """Whether the law names the step at which it breaks. Otherwise that is the last one."""
+    """Whether the law names the step at which it breaks. Otherwise the last step is assumed."""
     chart: Chart | None
 
 
 def run_of(flags: Sequence[str], operations: Sequence[Mapping[str, Any]], expected: str | None = None) -> Run:
-    """A run of a trace: its operations, or its events, which have answers.
+    """The story of one process of a trace.
 
     Args:
-        flags: of the interpreter.
-        operations: in order, probes included.
-        expected: the expectation that this run breaks, or None if it is not known to break one.
+        flags: flags of the interpreter.
+        operations: operations or events (with answers), in order and including probes.
+        expected: the expectation that this run breaks, or None if none is known.
     """
     performed = [event for event in operations if event.get("op") not in PROBES]
     lines = _lines(performed)
@@ -165,9 +165,9 @@ def run_of(flags: Sequence[str], operations: Sequence[Mapping[str, Any]], expect
 
 
 def _named_step(performed: Sequence[Mapping[str, Any]], expected: str) -> int | None:
-    """The number of the last operation that fits the beginning of an expectation, if one does.
+    """The number of the last operation that an expectation names, or None.
 
-    Laws begin it with `after free: ` or `allocate(request=r2, new=1): `.
+    Laws name it at the beginning: `after free: ` or `allocate(request=r2, new=1): `.
     """
     named = re.match(r"(after )?(?:[a-z]+\.)?([a-z_]+)(\((?:request=([^,)]*))?)?", expected)
     if named is None or not (named[1] or named[3]):
@@ -182,7 +182,10 @@ def _named_step(performed: Sequence[Mapping[str, Any]], expected: str) -> int | 
 
 
 def _with_room(steps: list[Step]) -> tuple[list[Step], int]:
-    """The steps, where the last ones keep their tables, and the number of the last one without."""
+    """Remove block tables from the first steps, if there are too many.
+
+    Returns the steps, and the number of the last step without tables.
+    """
     entries = 0
     for step in reversed(steps):
         entries += sum(len(group) for table in step.tables for group in table.groups)
@@ -202,13 +205,13 @@ def _answer(event: Mapping[str, Any]) -> str:
         return ""
     try:
         answer = describe_answer(event)
-    except Exception:  # the answer only looks like one that has a sentence
+    except Exception:  # the answer has an unexpected form
         return repr(event["outcome"])
     return "" if answer == "done" else answer
 
 
 def _states(operations: Sequence[Mapping[str, Any]]) -> dict[int, State]:
-    """The state after each operation, by the number of the operation from 1 on. The last probe decides."""
+    """The state after each operation, by the operation's number, counted from 1. The last probe wins."""
     states: dict[int, State] = {}
     number = 0
     for event in operations:
@@ -280,7 +283,7 @@ def _chart(
 ) -> Chart | None:
     columns: list[tuple[int, State]] = []
     for number, state in states.items():
-        # The law breaks at the last step, perhaps because nothing changed there.
+        # Show the last step even if it changed nothing: the law may break there for this reason.
         if number > 0 and (not columns or state != columns[-1][1] or number in (breaks, max(states))):
             columns.append((number, state))
     shown = columns[-_MOST_COLUMNS:]
@@ -324,7 +327,7 @@ KINDS = {
     "lost": "neither free nor referenced",
     "clash": "free, but referenced or in a table",
 }
-"""States of a block, other than free or in the table of one request."""
+"""The states of a block, except free and in the table of one request."""
 
 
 def _kind(state: State, block: int, colours: Mapping[str, str]) -> tuple[str, str]:
@@ -347,7 +350,7 @@ def _kind(state: State, block: int, colours: Mapping[str, str]) -> tuple[str, st
 def _bars(
     row: int, block: int, columns: Sequence[tuple[int, State]], colours: Mapping[str, str]
 ) -> Iterator[Bar]:
-    """One bar for each stretch of steps in which the block is in one state, other than free."""
+    """Yield a bar for each stretch of steps in which the block keeps one state, except if it is free."""
     start = 0
     kinds = [_kind(state, block, colours) for _, state in columns]
     for end in range(1, len(kinds) + 1):

@@ -1,5 +1,5 @@
-"""The work of a check, in the parent: plan units, run them, confirm what broke, fuzz, measure time to find.
+"""What kvref's own process does: plan units, run them, confirm failures, fuzz, measure the time to find.
 
 `checker.py` runs a check. `exploring/` runs inside the target's process; `programs/` writes stand-alone
-programs. May import `processes`, `documents`, `laws` and `targets`.
+programs. This package may import `processes`, `documents`, `laws` and `targets`.
 """

@@ -33,13 +33,13 @@ from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
 DEPTHS = {"quick": 100, "standard": 500, "deep": 5000}
-"""Examples of a workload for one subject, before the workload's weight."""
+"""Examples of a workload for one subject. The workload's weight multiplies them."""
 
 SYMBOLIC_SHARE = 4
-"""With a solver as backend, it makes one example for every so many of Hypothesis."""
+"""If CrossHair makes examples, too, it makes one for every four that Hypothesis makes."""
 
 DEPTH = "quick"
-"""The depth of a check that names none."""
+"""The default depth of a check."""
 
 MAX_DEATHS = 6
 """At most this many deaths of units are replayed and reduced; the others are only named."""
@@ -47,7 +47,7 @@ MAX_DEATHS = 6
 
 @dataclass(frozen=True)
 class Options:
-    """What to run and how: `budget` in seconds ends the check, `jobs` units run at a time."""
+    """What to run and how. `jobs` units run at a time; after `budget` seconds the check ends."""
 
     laws: tuple[str, ...] = tuple(LAWS)
     depth: str = DEPTH
@@ -62,7 +62,7 @@ class Options:
 
     @property
     def selected(self) -> dict[str, list[str]]:
-        """The selection, as a report states it."""
+        """The chosen laws and subjects, as a report lists them; empty if all are chosen."""
         laws = {"laws": [*self.laws]} if len(self.laws) < len(LAWS) else {}
         return {**laws, **({"subjects": [*self.subjects]} if self.subjects else {})}
 
@@ -77,14 +77,20 @@ class NoSuchSubject(ValueError):
 
 
 def flags_needed(laws: Iterable[str], plugin: bool) -> list[str]:
-    """The sets of interpreter flags that the laws need a host for; some only with a plugin."""
+    """The sets of interpreter flags that the laws need. Each set needs a host of its own.
+
+    `plugin` is whether the target has a plugin: some sets are needed only then.
+    """
     workloads = (WORKLOADS[law.workload] for law in _feeding([LAWS[law] for law in laws]))
     needed = dict.fromkeys(["", *(flags for workload in workloads for flags in workload.flags)])
     return [flags for flags in needed if plugin or NO_PLUGIN not in flags.split()]
 
 
 def _feeding(laws: Sequence[Law]) -> list[Law]:
-    """The laws whose workloads run. Every workload feeds `target.answers`, so alone it needs them all."""
+    """The given laws without `target.answers`, which has no workload of its own: all workloads feed it.
+
+    If `target.answers` is the only one, returns all other laws.
+    """
     return [law for law in (LAWS.values() if laws == [ANSWERS] else laws) if law is not ANSWERS]
 
 
@@ -111,7 +117,7 @@ class Checker:
         self._started = time.monotonic()
 
     def run(self, baseline: Baseline) -> Result:
-        """Run the selected laws."""
+        """Run the selected laws and return the result."""
         self._started = started = time.monotonic()
         description = self._description
         plugin = description["plugin"]
@@ -224,7 +230,7 @@ class Checker:
             )
 
     def plan(self) -> tuple[list[Unit], list[Row]]:
-        """The units to run, and rows for what does not apply, in the order of the laws."""
+        """The units to run, and rows for the subjects that are not judged, in the order of the laws."""
         rows: list[Row] = []
         units: dict[tuple[str, str], Unit] = {}
         for law in _feeding(self._laws):
@@ -234,7 +240,7 @@ class Checker:
                     continue
                 gap = self._profile.gap(law.id, subject)
                 undrawable = is_undrawable(subject, reason, self._description)
-                # A class that a law does not speak of needs no gap; a law without any subject does.
+                # A class to which the law does not apply needs no gap. A law without subjects may have one.
                 if gap is not None and (reason is None or undrawable or not subject):
                     rows.append(new_row(law, subject, Status.DECLARED_GAP, gap.reason))
                 elif undrawable:
@@ -252,7 +258,7 @@ class Checker:
 
     @property
     def _left_to_stock(self) -> set[str]:
-        """Stock classes: a check of a plugin leaves them to the check of stock."""
+        """The stock classes, if there is a plugin. A check of a plugin judges only the plugin's classes."""
         if self._description["plugin"] is None:
             return set()
         return {info["name"] for info in self._description["classes"] if info.get("origin") != "plugin"}
@@ -274,7 +280,7 @@ class Checker:
                 else:
                     self._watcher.unit_progress(one.unit.name, int(message["progress"] or 0))
         except NotJudged as error:
-            # The host could not fork; it could not for the others either.
+            # The host could not fork, so it cannot start the other units either.
             for unit in units:
                 if not unit.over:
                     unit.failure = str(error)
@@ -298,7 +304,7 @@ class Checker:
         if self._worker.measured is None:
             return None
         self._watcher.phase("adding up which lines were reached")
-        # Chosen alone, `target.answers` is what all units ran for.
+        # If only `target.answers` is chosen, all units ran for it.
         run = [([law.id for law in unit.laws] or [ANSWERS.id], unit.reached) for unit in units]
         ended_early = [unit.name for unit in units if unit.cut or unit.failure or unit.death]
         return add_up(self._hosts[""].ask({"kind": "own"})["own"], run, ended_early)
@@ -315,7 +321,7 @@ class Checker:
         )
 
     def _unit_rows(self, unit: Unit, known: list[Known]) -> list[Row]:
-        """Rows of the unit's laws: one per new facet, one per known facet, else one row."""
+        """Rows of the unit's laws: one for each new or known facet, or a single row if there is none."""
         rows = []
         for law in unit.laws:
             nothing: dict[str, Any] = {"examples": 0, "broken": [], "unreduced": []}
@@ -344,7 +350,7 @@ class Checker:
         return rows
 
     def _stale_rows(self, law: Law, subject: str, facets: list[str], examples: int) -> list[Row]:
-        """Rows for failures that the profile lists but that did not break; `facets` are those that did."""
+        """Rows for the profile's known failures that did not occur. `facets` are the facets that broke."""
         rows = []
         for entry in self._profile.known_for(law.id, subject):
             if not (facets if entry.facet is None else entry.facet in facets):
@@ -369,7 +375,7 @@ class Checker:
         return row
 
     def _answers_rows(self, units: list[Unit], known: list[Known]) -> list[Row]:
-        """One row that holds, or one for each distinct way in which the target died."""
+        """Rows of `target.answers`: one that holds, or one for each distinct way in which the target died."""
         if not units:
             return [
                 new_row(ANSWERS, ALL_OPERATIONS, Status.NOT_APPLICABLE, "the target has no operation to call")
@@ -392,7 +398,7 @@ class Checker:
             rows = [new_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE, "not everything was run")]
         elif not rows and not expected:
             rows = [new_row(ANSWERS, ALL_OPERATIONS, Status.HOLDS)]
-            # A few laws alone may never call the operation that ends the process.
+            # A selection of laws may never call the operation that ends the process.
             if len(self._laws) == len(LAWS):
                 rows = self._stale_rows(ANSWERS, ALL_OPERATIONS, [], examples) or rows
         rows += [self._known_row(ANSWERS, entry) for entry in expected]
@@ -408,14 +414,14 @@ class Checker:
         return self.confirmer.death_row(unit, min(MAX_SECONDS, left))
 
     def _confirm(self, rows: list[Row]) -> None:
-        """Run each broken row's program; a row whose program does not fail is not broken."""
+        """Run each broken row's program. If the program does not fail, the row becomes unconfirmed."""
         if rows:
             self._watcher.phase(f"confirming {len(rows)} broken laws, each with a program of its own")
         in_parallel(self.confirmer.confirm, rows, self._options.jobs)
 
 
 def _count(row: Row, units: list[Unit]) -> None:
-    """Add up the operations in the units' examples, and their time."""
+    """Store in the row how many operations the units' examples had, and how long they took."""
     findings = [unit.findings for unit in units if unit.findings]
     row.steps = sum(each["steps"] for each in findings)
     row.exploring_seconds = round(sum(each["seconds"] for each in findings), 3)
@@ -424,7 +430,7 @@ def _count(row: Row, units: list[Unit]) -> None:
 
 
 def _diverse(deaths: list[Unit]) -> list[Unit]:
-    """The deaths, those first whose operation or manner is new."""
+    """The deaths, reordered: first one for each operation and kind of death, then the repetitions."""
     first: dict[tuple[str, str], Unit] = {}
     for unit in deaths:
         first.setdefault((death_facet(unit).partition(" ")[0], unit.death), unit)

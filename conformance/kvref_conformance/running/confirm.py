@@ -1,4 +1,4 @@
-"""From a failure to a finding: replay it, reduce a death, confirm it with a stand-alone program."""
+"""Turn a failure into a finding: replay it, reduce it if the target died, run its stand-alone program."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Confirmer:
         self._starting = threading.Lock()
 
     def judge(self, law: Law, trace: Trace) -> LawBroken | None:
-        """Run a trace in fresh processes and judge it by the law. Raises `NotJudged`."""
+        """Run a trace in fresh processes. Returns how it breaks the law, or None. Raises `NotJudged`."""
         runs = execute(trace, self._running.addresses, self._worker.timeout)
         try:
             law.check(runs)
@@ -85,7 +85,7 @@ class Confirmer:
         }
 
     def broken_row(self, law: Law, subject: str, found: dict[str, Any]) -> Row:
-        """A row for what a unit found, not yet confirmed."""
+        """A broken row for a failure that a unit found; an unconfirmed row if the unit has no trace of it."""
         row = new_row(law, subject, Status.BROKEN)
         row.facet = found["facet"]
         if "trace" not in found:
@@ -98,7 +98,10 @@ class Confirmer:
         return row
 
     def death_row(self, unit: Unit, seconds: float = MAX_SECONDS) -> Row:
-        """A row for the unit's death; if replaying shows it again, it is reduced for `seconds`."""
+        """A row for the death of a unit: broken if a replay shows the death again, else incomplete.
+
+        The trace of a broken row is reduced for at most `seconds`.
+        """
         row = new_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE)
         row.facet = death_facet(unit)
         row.message = f"{unit.name}: {unit.death}"
@@ -120,7 +123,10 @@ class Confirmer:
         return row
 
     def _reduced_death(self, trace: Trace, seconds: float) -> tuple[Trace, LawBroken | None]:
-        """The smallest trace that ends the process at the same operation, and the death if it shows again."""
+        """The smallest trace found that ends the process at the same operation, and how it breaks the law.
+
+        If a replay does not show the death, returns the trace unchanged, and None.
+        """
         broken = self.judge(ANSWERS, trace)
         if broken is None:
             return trace, None
@@ -141,7 +147,7 @@ class Confirmer:
         return trace, broken
 
     def confirm(self, row: Row) -> None:
-        """Run a broken row's program; if the program does not fail by itself, the row is unconfirmed."""
+        """Run a broken row's program. Unless the program exits with 1, the row becomes unconfirmed."""
         if row.trace is None:
             return
         try:
@@ -164,7 +170,7 @@ class Confirmer:
             row.message += f"; its program did not exit with 1 but: {ended}"
 
     def observe(self, row: Row) -> None:
-        """Run a broken row's trace once more, to record the answers, which a trace does not hold."""
+        """Run a broken row's trace once more to record the answers: a trace holds only operations."""
         if row.trace is None:
             return
         runs: Runs = []
@@ -177,8 +183,8 @@ class Confirmer:
             return
 
     def inherit(self, row: Row) -> None:
-        """Mark a broken row as inherited if the stock ancestors of the plugin's classes break it as well."""
-        # A law about plugins means nothing without one.
+        """Mark a broken row as inherited if the plugin's stock ancestor classes break the law, too."""
+        # A law about the plugin cannot be judged without the plugin.
         workload = WORKLOADS.get(LAWS[row.law].workload)
         about_plugin = workload is not None and "drift" in workload.parts
         if row.status is not Status.BROKEN or not self._description["plugin"] or about_plugin:

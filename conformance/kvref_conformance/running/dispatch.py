@@ -23,15 +23,16 @@ from kvref_strategies.workload import Description, Workload
 _POLL_SECONDS = 0.5
 
 THINKING_PATIENCE = 10
-"""Operation time-outs that may pass between two operations, while examples are drawn and judged."""
+"""A unit hangs if it draws and judges for longer than this many time-outs of an operation."""
 
 
 @dataclass
 class Unit:
     """One workload for one subject, the laws it feeds, and its outcome.
 
-    At the end one of these is set: `findings`, `failure` (why it could not be judged), `death` (of the
-    target) and `cut`. If an isolated example saw the target die, `findings` is set as well.
+    At the end one of these is set: `findings`, `failure` (why it could not be judged), `death` (how the
+    target's process ended), or `cut` (time was up). If the target died in an isolated example, both `death`
+    and `findings` are set.
     """
 
     workload: Workload
@@ -48,8 +49,8 @@ class Unit:
     cut: bool = False
     seconds: float = 0.0
     reached: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
-    """If coverage is measured: by file path, the pairs of lines that ran one after the other, as far as the
-    unit reported before its end."""
+    """If coverage is measured: by file path, the pairs of lines that ran one after the other. What ran after
+    the unit's last report is missing."""
 
     @property
     def name(self) -> str:
@@ -62,7 +63,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a unit does: examples of Hypothesis, before the workload's weight, and driven examples."""
+    """How much a unit does: `examples` of Hypothesis (times the workload's weight) and `driven` ones."""
 
     seed: int | str
     examples: int
@@ -75,7 +76,7 @@ class Effort:
     until: tuple[str, ...] = ()
     """The unit ends when one of these laws breaks."""
     symbolic: int = 0
-    """Examples of a solver backend, before the weight."""
+    """Examples from CrossHair. The workload's weight multiplies them."""
 
 
 def seed_of(root: int | str, workload: str, subject: str) -> int:
@@ -130,7 +131,7 @@ class Running:
             raise NotJudged("a process forked from the target ended at once") from error
 
     def listen(self) -> Message | None:
-        """Receive one message about the unit's progress; None when it is over."""
+        """Receive one message about the unit's progress. Returns None when the unit is over."""
         self._heard = time.monotonic()
         try:
             message = self.channel.receive()
@@ -153,7 +154,7 @@ class Running:
     def silent(self) -> bool:
         """Whether the unit hangs; if so, kill it.
 
-        Isolated examples watch their own processes for hangs.
+        The operations of isolated examples run in other processes; the unit watches those for hangs.
         """
         performing, state = Journal.state(self._journal)
         if state != self._state:
@@ -185,7 +186,10 @@ class Running:
 
 
 def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, Message | None]]:
-    """Wait a little, then yield the messages of units that sent one, ended or hang (see `Running.listen`)."""
+    """Yield each unit that sent a message, with the message. If a unit ended or hangs, the message is None.
+
+    Waits for messages for half a second at most.
+    """
     speaking = wait([unit.channel.connection for unit in running], _POLL_SECONDS)
     spoke = [unit for unit in running if unit.channel.connection in speaking]
     for unit in spoke:
@@ -198,10 +202,10 @@ def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, Message | 
 def work_off(
     starts: Iterable[Running], jobs: int, late: Callable[[Unit], bool]
 ) -> Iterator[tuple[Running, Message | None]]:
-    """Run units, `jobs` at a time. Yields each unit's messages, and None when it is over.
+    """Run units, `jobs` at a time. Yields each unit's messages, and None when the unit is over.
 
-    Cuts units that are `late`. If one cannot be started, no other is: raises `NotJudged` once those that run
-    are over.
+    Cuts units that are `late`. If a unit cannot be started, no further unit is started. The running units
+    finish, then `NotJudged` is raised.
     """
     waiting = iter(starts)
     running: list[Running] = []

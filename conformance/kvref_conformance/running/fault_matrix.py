@@ -36,9 +36,9 @@ class Fault:
     name: str
     law: str
     source: str = ""
-    """Where a bug like it was reported; empty for our own. Reported ones take several operations to show."""
+    """Where this bug was reported; empty if we made the fault up. A reported bug takes several operations."""
     depth: str = DEPTH
-    """The depth at which its law finds it."""
+    """The depth at which the law finds the fault."""
 
     @property
     def target(self) -> str:
@@ -50,7 +50,7 @@ class Fault:
 
     @property
     def judges(self) -> tuple[str, ...]:
-        """The laws that judge it: those of its area."""
+        """The laws that judge the fault: those of its area (see `near`)."""
         return tuple(law.id for law in LAWS.values() if law.area in near(self.law))
 
 
@@ -71,7 +71,7 @@ class Tried:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds until its law broke."""
+        """Seconds until the fault's law broke; None if it did not."""
         catch = self.trial.catches.get(self.fault.law) if self.fault else None
         return catch.seconds if catch else None
 
@@ -83,7 +83,10 @@ class Tried:
 
 
 def near(law: str) -> set[str]:
-    """The areas whose laws judge a fault of this law: its own. A process that dies shows in any area."""
+    """The areas whose laws judge a fault of this law: the law's own area.
+
+    `target.answers` needs other laws' workloads. A process that dies shows in any area, so two are enough.
+    """
     return {ANSWERS.area, "spec", "plan"} if law == ANSWERS.id else {LAWS[law].area}
 
 
@@ -150,7 +153,7 @@ def quantiles(tried: Sequence[Tried]) -> tuple[float, float]:
 
 
 def in_order(tried: Sequence[Tried]) -> list[Tried]:
-    """In the order of the laws, the control first."""
+    """The outcomes in the order of the laws, with the control first."""
     laws = list(LAWS)
     return sorted(tried, key=lambda each: (laws.index(each.fault.law) if each.fault else -1, each.name))
 

@@ -1,8 +1,8 @@
 """Fuzz a target: round after round of new examples until time is up; each failure is saved at once.
 
-A round runs every unit that the laws need. Its seed follows from the fuzz's seed and the round's number. So
-an interrupted round continues where it was, and a unit that had found a failure finds it again and reduces
-it.
+A round runs every unit that the laws need. Its seed follows from the seed of the fuzz and the number of the
+round. So an interrupted round can continue. A unit that found a failure but did not reduce it runs again with
+the same seed, finds the failure again and reduces it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Fuzz:
 
     @property
     def tally(self) -> Tally:
-        """What was generated so far, by earlier runs and running units too."""
+        """The counts so far, including earlier runs and the units that are running."""
         tally = replace(self.store.tally, behaviours=self.store.tally.behaviours.copy())
         for task in [*self._tasks.values()]:
             if task.counted:
@@ -128,7 +128,10 @@ class Fuzz:
             yield self._checker.start(new, effort)
 
     def _agenda(self) -> Iterator[tuple[Unit, str]]:
-        """First the units whose findings are not reduced yet, by their old seeds; then round after round."""
+        """Yield units with their seeds, in the order in which they run.
+
+        Units with a finding that is not reduced come first, with their old seed; then round after round.
+        """
         by_name = {unit.name: unit for unit in self._units}
         left = {(each.unit, each.seed) for each in self.store.findings.values() if self._is_raw(each)}
         for name, seed in sorted(left):
@@ -143,7 +146,7 @@ class Fuzz:
             self.store.done.clear()
 
     def _in_order(self, seed: str) -> list[Unit]:
-        """A new order each round; driven workloads come first, since they find most."""
+        """The units in a new order each round. Driven workloads come first, since they find most."""
         units = [*self._units]
         random.Random(seed).shuffle(units)
         return sorted(units, key=lambda unit: unit.workload.driven is None)
@@ -176,7 +179,7 @@ class Fuzz:
         self._found(task, row, reduced=False)
 
     def _found(self, task: _Task, row: Row, *, reduced: bool) -> Finding | None:
-        """Save a finding that is new, or reduced for the first time."""
+        """Save a finding if it is new, or reduced for the first time. Returns None if it is not saved."""
         finding = Finding(row, task.seed, task.unit.name, reduced)
         earlier = self.store.findings.get(finding.key)
         if finding.key in self._known or self._profile.failure(row):
@@ -205,7 +208,7 @@ class Fuzz:
         if unit.death:
             self._died(task)
         if not unit.cut:
-            # Nobody will reduce these further: confirm them as they are.
+            # These will not be reduced further: confirm them as they are.
             for finding in self._raw_of(task):
                 if (finding.row.law, finding.row.facet) not in raw_still:
                     self._confirm(finding)
@@ -220,7 +223,7 @@ class Fuzz:
             self.store.tally.add(task.counted)
 
     def _died(self, task: _Task) -> None:
-        """Save a death as it was, and reduce it while other units run."""
+        """Save a death before it is reduced, and reduce it while other units run."""
         unit = task.unit
         row = new_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE, f"{unit.name}: {unit.death}")
         row.facet, row.expected, row.observed = death_facet(unit), "an answer", unit.death

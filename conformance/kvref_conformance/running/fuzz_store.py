@@ -98,7 +98,7 @@ class Store:
 
     @property
     def examples(self) -> Path:
-        """Where Hypothesis keeps the examples that it reduces."""
+        """The folder in which Hypothesis keeps the examples that it reduces."""
         return (self.directory / "examples").absolute()
 
     def save(self, finding: Finding) -> None:

@@ -1,4 +1,4 @@
-"""Whether a law also breaks without the plugin: the same trace, for the stock classes it derives from."""
+"""Find out whether a law also breaks without the plugin, by a trace with stock classes instead."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kvref_strategies.workload import Description
 
 
 def stock_trace(trace: Trace, description: Description) -> Trace:
-    """The trace for stock: each class of the plugin becomes its nearest stock ancestor.
+    """The trace for stock: each class of the plugin is replaced by its nearest stock ancestor.
 
-    Fields that the ancestor lacks are dropped, also from classes that the trace derives from the plugin's.
+    Fields that the ancestor lacks are dropped. A class that the trace itself derives loses them, too.
     """
     names = _stock_names(description)
     operations = [operation for run in trace["runs"] for operation in run["operations"]]
@@ -43,7 +43,10 @@ def stock_trace(trace: Trace, description: Description) -> Trace:
 
 
 def same_facet(facet: str, stock: str, description: Description) -> bool:
-    """Whether a facet is the same as `stock`, a facet without the plugin; a facet may name classes."""
+    """Whether `facet`, seen with the plugin, and `stock`, seen without it, are the same.
+
+    A facet may name classes. A class of the plugin counts as its nearest stock ancestor.
+    """
     names = _stock_names(description)
     return sorted(names.get(word, word) for word in facet.split()) == sorted(stock.split())
 
@@ -51,7 +54,7 @@ def same_facet(facet: str, stock: str, description: Description) -> bool:
 def _lost_fields(
     names: dict[str, str], operations: list[dict[str, Any]], description: Description
 ) -> dict[str, set[str]]:
-    """By class, the fields that it inherits from the plugin and not from stock."""
+    """By class, the fields that come from the plugin: the stock ancestor lacks them."""
     fields = {info["name"]: {f["name"] for f in info["fields"]} for info in description["classes"]}
     lost = {name: own - fields[names[name]] for name, own in fields.items() if name in names}
     for operation in operations:
@@ -64,7 +67,7 @@ def _lost_fields(
 
 
 def _stock_names(description: Description) -> dict[str, str]:
-    """By class of the plugin, the name of its nearest stock ancestor."""
+    """For each class of the plugin, the name of its nearest stock ancestor."""
     infos = {info["name"]: info for info in description["classes"]}
     names = {
         name: next(a for a in info["mro"] if infos[a].get("origin", "stock") == "stock")

@@ -1,7 +1,7 @@
 """Which lines of the target's own files were reached, by which laws, and which were not.
 
 Only lines inside functions count: the rest of a file runs when it is imported, whatever the laws do.
-coverage.py says what a line and a branch are.
+coverage.py decides what counts as a line or a branch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from kvref_conformance.documents.results import FileReached, Reached
 from kvref_conformance.processes.channel import Message
 
 Pairs = dict[str, set[tuple[int, int]]]
-"""By file path, pairs of lines that ran one after the other; -N is outside the function that begins at N."""
+"""By file path, pairs of lines that ran one after the other.
+
+-N stands for the outside of the function that begins at line N.
+"""
 
 
 class CannotMeasure(Exception):
@@ -41,7 +44,10 @@ def needs_library() -> None:
 def add_up(
     own: Message, run: Iterable[tuple[Sequence[str], Pairs]], ended_early: Sequence[str] = ()
 ) -> Reached:
-    """Add up which lines of the target's own files ran for which laws; a host lists the files."""
+    """Add up which lines of the target's own files ran for which laws.
+
+    `own` is a host's list of the files. `run` has the laws of each unit, and the lines that it reached.
+    """
     by_law: dict[str, Pairs] = {}
     for laws, arcs in run:
         for law in laws:
@@ -73,7 +79,7 @@ def _add(to: Pairs, arcs: Pairs) -> None:
 
 
 def _analyse(paths: Sequence[str], arcs: Pairs) -> dict[str, dict[str, Any]]:
-    """coverage.py's report on each file that it can read."""
+    """What coverage.py reports on each file that it can read, by path."""
     import coverage
 
     if not paths:
@@ -133,7 +139,7 @@ def _first_lines(arcs: Iterable[tuple[int, int]], statements: Sequence[int]) -> 
 
 
 def ranges(lines: Collection[int], among: Sequence[int]) -> list[tuple[int, int]]:
-    """The lines as stretches (first, last) without other lines of `among` in between."""
+    """The lines as ranges (first, last). A range contains no other line of `among`."""
     found: list[tuple[int, int]] = []
     before = None
     for line in among:

@@ -72,7 +72,7 @@ def find_law(name: str) -> Law:
     """The law with this id. Raises `NoSuchLaw`, which suggests similar ids."""
     if name in LAWS:
         return LAWS[name]
-    # An area, or the name behind it, is close enough.
+    # `name` may be an area, or the second half of an id.
     close = [law for law in LAWS if name in law.split(".")]
     close += difflib.get_close_matches(name, LAWS, n=5)
     meant = f"did you mean {', '.join(dict.fromkeys(close))}? " if close else ""
@@ -88,7 +88,7 @@ def prepare(
     stubs: Sequence[str],
     timeout: float = Launch.timeout,
 ) -> tuple[Launch, Profile]:
-    """How to run the target: by the caller's options first, then by the profile.
+    """How to launch the target, and its profile. The caller's options win over the profile.
 
     Raises `ProfileError`, and `HostError` for a target such as `vllm==0.25.1` that is not prepared.
     """
@@ -132,9 +132,9 @@ def loaded(
     flags: Sequence[str] = (),
     device: str = DEVICES[0],
 ) -> Iterator[Loaded]:
-    """Load the target for these laws, and for the interpreter flags that a trace needs.
+    """Load the target, with a host for each set of interpreter flags that the laws or `flags` need.
 
-    Its tensors are on `device`. Raises `UnknownTarget`, `TargetFailed`, `ProfileError`.
+    The target's tensors are on `device`. Raises `UnknownTarget`, `TargetFailed`, `ProfileError`.
     """
     check_name(worker.target)
     watcher.phase(f"loading {worker.target}")
@@ -153,7 +153,10 @@ def loaded(
 
 
 def choose_baseline(choice: str | None, description: Description) -> Baseline:
-    """The shipped baseline of the target's version, another file, or none. Raises `BaselineError`."""
+    """The baseline from the file `choice`; without a choice, the one we ship for the target's version.
+
+    The choice `none` gives an empty baseline. Raises `BaselineError`.
+    """
     if choice == "none":
         return NO_BASELINE
     if choice is not None:

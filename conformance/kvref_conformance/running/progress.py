@@ -11,20 +11,20 @@ class Progress(Protocol):
     """What a run reports while it runs. A unit is one workload explored for one subject."""
 
     def phase(self, name: str, units: int = 0) -> None:
-        """Something begins: loading the target, or running laws, which takes so many units."""
+        """A phase begins: loading the target, or running laws in `units` units."""
         ...
 
     def unit_started(self, name: str) -> None: ...
 
     def unit_progress(self, name: str, examples: int) -> None:
-        """That many examples of the unit have run."""
+        """The unit has run this many examples so far."""
         ...
 
     def unit_done(self, name: str) -> None: ...
 
 
 class Silence:
-    """Shows nothing, for what is part of something that has progress of its own."""
+    """Shows nothing. Use it for a part of some work that reports its own progress."""
 
     def phase(self, name: str, units: int = 0) -> None: ...
 

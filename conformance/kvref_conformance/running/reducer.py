@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 
 def shortest(items: Sequence[T], fails: Callable[[list[T]], bool], deadline: float) -> list[T]:
-    """Leave out items as long as the rest `fails`: long stretches first, later items before earlier ones.
+    """The shortest list found that still `fails`. Long stretches and later items are left out first.
 
-    Raises what `fails` raises. Returns the best so far at the `deadline` (by the monotonic clock).
+    At the `deadline`, a time of the monotonic clock, it returns the shortest list so far. It does not catch
+    exceptions that `fails` raises.
     """
     left = list(items)
     number = len(left)

@@ -14,7 +14,7 @@ from kvref_conformance.running.progress import Silence
 
 @dataclass(frozen=True)
 class Catch:
-    """A law that broke, after how many examples and seconds of all workloads up to then."""
+    """A law that broke, and how many examples and seconds all workloads took until then."""
 
     law: str
     subject: str
@@ -27,7 +27,7 @@ class Trial:
     """The outcome for one target: which laws caught it, and the effort."""
 
     catches: dict[str, Catch] = field(default_factory=dict)
-    """By law."""
+    """The first catch of each law."""
     examples: int = 0
     seconds: float = 0.0
     open: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ def try_on(
     seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trial:
-    """Run the units that these laws need, one after the other.
+    """Run the units that these laws need, one after the other. Returns what they caught.
 
     Args:
         target: loaded for these laws.

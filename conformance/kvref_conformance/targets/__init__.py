@@ -1,4 +1,4 @@
-"""Targets by name, and where their operations' source is."""
+"""Load targets by name, and find the modules with their operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvref.target import Target
 
 BUILT_IN = ("reference", "vllm")
 HALVES = ("reference:plain", "reference:fast")
-"""The halves of the reference. `reference` alone is the plain one for checks, the fast one for benchmarks."""
+"""The halves of the reference. `reference` means the plain one for checks, the fast one for benchmarks."""
 FAST_PARTS = ("pool", "cache", "canonical", "connector")
 """The parts that differ in `reference:fast`."""
 DEFAULT_TARGET = "reference"
@@ -20,7 +20,7 @@ DEFAULT_TARGET = "reference"
 
 
 class UnknownTarget(ValueError):
-    """The name is none of `reference`, `reference:fast`, `vllm`, `vllm:PLUGIN`, `module:factory`."""
+    """No target has this name. The message lists the forms that a name may have."""
 
 
 class TargetRefused(Exception):
@@ -41,27 +41,27 @@ def check_name(name: str) -> None:
 
 
 def without_release(name: str) -> tuple[str, str]:
-    """Split a name such as `vllm==0.32.0:PLUGIN` into `vllm:PLUGIN` and the release, "" if it has none."""
+    """Split a name such as `vllm==0.32.0:PLUGIN` into `vllm:PLUGIN` and the release, or "" for no release."""
     family, colon, plugin = name.partition(":")
     family, pinned, release = family.partition("==")
     return (f"{family}{colon}{plugin}", release) if pinned and family == "vllm" else (name, "")
 
 
 def plugin_of(name: str) -> str:
-    """The platform plugin in `vllm:PLUGIN`; nothing for other targets."""
+    """The name of the platform plugin in `vllm:PLUGIN`, or "" for other targets."""
     family, _, plugin = name.partition(":")
     return plugin if family == "vllm" else ""
 
 
 def is_external(name: str) -> bool:
-    """Whether the target is made by a factory, not by this package."""
+    """Whether a factory makes the target: its name is `module:factory`."""
     return ":" in name and not plugin_of(name) and name not in HALVES
 
 
 def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
-    """Import a target. Exceptions of the import are not caught.
+    """Import a target and return it. Exceptions from the import pass through.
 
-    `stubs` are packages for hardware that is not there: a plugin finds mocks in their place.
+    `stubs` are packages for hardware that this machine lacks: a plugin gets mocks instead.
     """
     check_name(name)
     if name == "reference" or name in HALVES:
@@ -94,7 +94,7 @@ def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
 
 
 def operations_module(name: str, part: str) -> str | None:
-    """Dotted module whose functions are the operations of a part; None for an external target."""
+    """The name of the module with the operations of a part; None for an external target."""
     if is_external(name):
         return None
     family = name.partition(":")[0]

@@ -29,7 +29,7 @@ FULL = _spec("FullAttentionSpec")
 
 
 def full_of(page: int) -> SpecDescriptor:
-    """Full attention with pages of this many bytes. A larger page has more tokens in a block."""
+    """A full attention spec with pages of `page` bytes. Larger pages get larger blocks."""
     return _spec("FullAttentionSpec", block_size=BLOCK_SIZE * page // PAGE)
 
 

@@ -39,7 +39,7 @@ def encode_fields(spec: Any) -> dict[str, Any]:
 
 
 def decode(value: Any, module: ModuleType) -> Any:
-    """Turn plain data back into a value. Enums are looked up in `module`, the target's own."""
+    """Turn plain data back into a value. Enums are looked up in `module`, which is the target's."""
     if isinstance(value, str) and value.startswith("torch."):
         return getattr(torch, value.removeprefix("torch."))
     if isinstance(value, list):
@@ -52,7 +52,7 @@ def decode(value: Any, module: ModuleType) -> Any:
 
 
 def facts(spec: Any) -> SpecFacts:
-    """What a spec says of itself."""
+    """Describe a spec: its class, fields, page sizes and the classes that it derives from."""
     return {
         "class": type(spec).__name__,
         "fields": encode_fields(spec),
@@ -63,7 +63,7 @@ def facts(spec: Any) -> SpecFacts:
 
 
 def unpadded_page_size(spec: Any) -> Any:
-    """Bytes of a page that carry content, under the name that the release has for them; None without one."""
+    """Bytes of a page without padding; None if the spec has no such field. Releases differ in its name."""
     # No `getattr`: CrossHair does not follow numbers within it.
     try:
         return spec.unpadded_page_size_bytes
@@ -76,7 +76,7 @@ def unpadded_page_size(spec: Any) -> Any:
 
 
 def family(cls: type[Any]) -> list[str]:
-    """The spec classes in the MRO, by name."""
+    """The names of the spec classes in the MRO."""
     return [ancestor.__name__ for ancestor in cls.__mro__ if dataclasses.is_dataclass(ancestor)]
 
 
@@ -87,7 +87,7 @@ def derived_class(name: str, base: type[Any], fields: Mapping[str, Any]) -> type
 
 
 def changeable_fields(make: Callable[[], Any]) -> list[str]:
-    """Fields of a newly made spec whose value an assignment or a deletion changes."""
+    """The fields of a spec that an assignment or a deletion changes. `make` returns a new spec."""
 
     def changes(name: str, change: Callable[[Any, str], None]) -> bool:
         spec = make()
@@ -116,9 +116,9 @@ def field_infos(spec_class: Any) -> list[FieldInfo]:
 
 
 def class_infos(classes: dict[str, type[Any]], bases: Sequence[str]) -> list[SpecClassInfo]:
-    """Describe each class; `bases` names those that describe no layer by themselves.
+    """Describe each spec class. `bases` names the classes that are never a layer's own spec.
 
-    The first class is the root of the family. A class in another package than the root is a plugin's.
+    The first class is the root of the family. A class outside the root's package belongs to a plugin.
     """
     core = package_of(next(iter(classes.values())))
     return [
@@ -135,7 +135,7 @@ def class_infos(classes: dict[str, type[Any]], bases: Sequence[str]) -> list[Spe
 
 
 def foreign(classes: dict[str, type[Any]]) -> dict[str, list[str]]:
-    """The classes outside the package of the first class, each with its ancestors inside that package."""
+    """The classes outside the first class's package, by name, each with its ancestors in that package."""
     core = [
         name for name, cls in classes.items() if package_of(cls) == package_of(next(iter(classes.values())))
     ]
@@ -155,7 +155,7 @@ def holds_specs(cls: type[Any]) -> bool:
 
 
 def subclasses(base: type[Any]) -> list[type[Any]]:
-    """`base` and all classes that derive from it, each class before those that derive from it."""
+    """`base` and all classes that derive from it, depth first."""
     found = [base]
     for child in base.__subclasses__():
         found += [cls for cls in subclasses(child) if cls not in found]

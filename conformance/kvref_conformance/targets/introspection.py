@@ -55,7 +55,7 @@ def parameters_of(value: Any) -> list[Parameter] | None:
 
 
 def overrides_of(cls: type[Any], core: str) -> list[Override]:
-    """What the class, or an ancestor outside the core, overrides of the core's classes.
+    """The methods and properties of core classes that `cls`, or an ancestor outside the core, overrides.
 
     Special methods are left out, because Python calls them.
     """
@@ -84,7 +84,7 @@ def overrides_of(cls: type[Any], core: str) -> list[Override]:
 
 @cache
 def python_files(folder: str) -> tuple[tuple[str, str], ...]:
-    """The path and the text of each Python file in a folder. Paths begin with the folder's name."""
+    """The path and text of each Python file in a folder. Paths begin with the folder's name."""
     root = Path(folder)
     return tuple(
         (str(path.relative_to(root.parent)), path.read_text(encoding="utf-8", errors="replace"))
@@ -93,9 +93,9 @@ def python_files(folder: str) -> tuple[tuple[str, str], ...]:
 
 
 def calls_in(folder: str, names: Sequence[str]) -> list[Call]:
-    """Calls of methods with these names, each way of calling once.
+    """Find the calls of methods with these names, once for each combination of arguments.
 
-    Calls on `super()` and on a class by its name are left out: they never reach another class.
+    Calls on `super()` or on a class by its name are left out: they never reach a plugin's class.
     """
     found: dict[tuple[Any, ...], Call] = {}
     if not names:
@@ -124,7 +124,7 @@ def calls_in(folder: str, names: Sequence[str]) -> list[Call]:
 
 
 def replaced_in(core: str, packages: Sequence[str]) -> list[Replaced]:
-    """Attributes of the core's modules and classes whose code is in one of the other packages."""
+    """Attributes of the core's modules and classes whose code comes from one of the packages."""
     modules = {
         name: module
         for name, module in sorted(sys.modules.items())
@@ -158,7 +158,10 @@ def shown(value: Any) -> str:
 
 
 def held_elsewhere(modules: dict[str, ModuleType], name: str, attribute: str) -> list[str]:
-    """The names under which other modules still have what module `name` defined as `attribute`."""
+    """Where other modules still hold the function or class that module `name` defined as `attribute`.
+
+    Returns names of the form `module:attribute`.
+    """
     found = []
     for other, module in modules.items():
         for held_as, value in list(vars(module).items()):
@@ -169,7 +172,7 @@ def held_elsewhere(modules: dict[str, ModuleType], name: str, attribute: str) ->
 
 
 def is_present(name: str, load: Callable[[str], ModuleType]) -> bool:
-    """Whether an object exists under a name, written as `replaced_in` does: module:path."""
+    """Whether an object with this name exists. The name has the form `module:path`, as in `replaced_in`."""
     module, _, path = name.partition(":")
     try:
         thing: Any = load(module)
@@ -183,9 +186,9 @@ def is_present(name: str, load: Callable[[str], ModuleType]) -> bool:
 
 
 def are_read(folders: Sequence[str], names: Sequence[str]) -> list[bool]:
-    """Return for each name whether any code below the folders reads an attribute called like its last part.
+    """Return for each name whether code in the folders reads an attribute with that name.
 
-    A string that consists of that part, or an import of it, counts as well.
+    Only the last part of a name counts. A string that equals it, or an import of it, counts as a read.
     """
     attributes = [re.split("[:.]", name)[-1] for name in names]
     word = "|".join(map(re.escape, attributes))
@@ -197,9 +200,10 @@ def are_read(folders: Sequence[str], names: Sequence[str]) -> list[bool]:
 
 
 def recording(cls: type[Any], names: Sequence[str], note: Callable[[str], None], derive: bool) -> type[Any]:
-    """Make a class call `note` with each of these attributes when it is used on the class or its instances.
+    """Return a class that calls `note(name)` when one of these attributes is used on it or its instances.
 
-    Uses on derived classes do not count. With `derive`, change a new class that derives from `cls` instead.
+    The class is `cls`, changed in place, or with `derive` a new class that derives from `cls`. Uses on other
+    derived classes do not count.
     """
     owner: type[Any] = type(f"Derived{cls.__name__}", (cls,), {}) if derive else cls
     for name in names:
@@ -210,7 +214,7 @@ def recording(cls: type[Any], names: Sequence[str], note: Callable[[str], None],
 
 
 def noting(owner: type[Any], name: str, original: Any, note: Callable[[str], None]) -> Any:
-    """The attribute, changed so that it calls `note` whenever it is used on the owner."""
+    """Return a replacement for the attribute that calls `note(name)` when it is used on the owner."""
 
     def reach(receiver: Any) -> None:
         if receiver is owner or type(receiver) is owner:

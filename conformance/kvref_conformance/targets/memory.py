@@ -30,12 +30,12 @@ def view_facts(view: torch.Tensor, axes: str, buffers: Sequence[torch.Tensor]) -
 
 
 def pattern(size: int, seed: int) -> torch.Tensor:
-    """Bytes that differ from position to position and from seed to seed."""
+    """`size` bytes that vary with the position and the seed."""
     return ((torch.arange(1, size + 1) + 7919 * seed) * PATTERN // 128 % 256).to(torch.uint8)
 
 
 def parts_of(views: Sequence[torch.Tensor], axes: Sequence[str], block: int, num_blocks: int) -> list[Any]:
-    """The part of each view that belongs to a block. It has several kernel blocks if those are smaller."""
+    """The part of each view that belongs to a block. If kernel blocks are smaller, it has several of them."""
     parts = []
     for view, letters in zip(views, axes, strict=True):
         axis = letters.index("B")
@@ -45,7 +45,7 @@ def parts_of(views: Sequence[torch.Tensor], axes: Sequence[str], block: int, num
 
 
 def write_bytes(parts: Sequence[torch.Tensor], seed: int) -> str:
-    """Fill tensors of any dtype with a pattern, and return it in hexadecimal."""
+    """Fill tensors of any dtype with a pattern, and return the bytes in hexadecimal."""
     written = ""
     for place, part in enumerate(parts):
         data = pattern(part.numel() * part.element_size(), seed + 31 * place)
@@ -91,7 +91,10 @@ def copy_marks(
 def compare_marks(
     views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbers, marks: Numbers
 ) -> list[list[int]]:
-    """The slots that hold another mark than expected: [index in `slots`, the mark found, or -1]."""
+    """The slots that do not hold the expected mark, each as [index in `slots`, mark found].
+
+    The mark found is -1 if the bytes of the slot do not repeat one mark.
+    """
     wrong: dict[int, int] = {}
     for view, letters in zip(views, axes, strict=True):
         values, index = by_slot(view, letters, slots)
@@ -103,7 +106,7 @@ def compare_marks(
 
 
 def by_slot(view: torch.Tensor, axes: str, slots: Numbers) -> tuple[torch.Tensor, Any]:
-    """The view as integers, with the axes that number slots in front, and the index of the slots in it."""
+    """Return the view as integers, with the axes B and N in front, and the index of the slots in it."""
     letters = [letter for letter in "BN" if letter in axes]
     values = view.view(INTEGERS[view.element_size()]).movedim(
         [axes.index(each) for each in letters], [0, 1][: len(letters)]
@@ -121,7 +124,7 @@ def mark_bytes(marks: Numbers, size: int, device: torch.device) -> torch.Tensor:
 
 
 def mark_in(there: torch.Tensor) -> int:
-    """The mark that these bytes repeat, or -1. From fewer than eight bytes: only the mark's low bytes."""
+    """The mark that these bytes repeat, or -1. Fewer than eight bytes give only the mark's low bytes."""
     size = min(8, there.numel())
     first = int.from_bytes(bytes(there[:size].tolist()), "little")
     mark = first * pow(MIX, -1, 1 << 64) % (1 << 8 * size)

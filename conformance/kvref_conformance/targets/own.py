@@ -1,4 +1,4 @@
-"""Which files are a target's own: `kvref check --coverage` reports their lines."""
+"""Find a target's own files, whose lines `kvref check --coverage` reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from kvref_conformance.targets import TargetRefused, plugin_of
 
 @dataclass(frozen=True)
 class Own:
-    """Modules and packages with everything below them. The last part of a name may be a pattern."""
+    """The modules and packages of a target, without those in `without`. Submodules are included.
+
+    The last part of a name may be a pattern.
+    """
 
     modules: tuple[str, ...]
     without: tuple[str, ...] = ()
@@ -59,7 +62,7 @@ class OwnFile:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """Where the target's own code is in this interpreter.
+    """The files of the target's own code, where this interpreter finds them.
 
     `measured` and `left_out` are patterns of paths. `files` has every Python file by its real path.
     """
@@ -97,7 +100,7 @@ def _pattern(place: Path) -> str:
 
 
 def _places(name: str) -> Iterator[tuple[Path, Path]]:
-    """The folder or file of each module of this name, and the folder that contains its top-level package."""
+    """The folder or file of each module with this name, and the folder that has its top-level package."""
     parent, _, last = name.rpartition(".")
     depth = name.count(".")
     if "*" in last:

@@ -1,4 +1,7 @@
-"""Load vLLM with a platform plugin. Stand-alone programs copy this, so it uses the standard library alone."""
+"""Load vLLM with a platform plugin.
+
+Stand-alone programs copy this module, so it uses only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def plugin_is_left_out() -> bool:
 
 
 class Stub(ModuleType):
-    """A substitute for a module that needs hardware. Each attribute is a mock, and stays the same one."""
+    """A substitute for a module that needs hardware. Each attribute is a mock, always the same one."""
 
     __version__ = "0.0.0"
 
@@ -56,8 +59,8 @@ class Stubs(MetaPathFinder, Loader):
 def refuse_kernels() -> None:
     """Have vLLM do without its compiled CPU kernels if loading them would kill the process.
 
-    `Platform.import_kernels`, which a plugin's platform inherits, imports `vllm._C` whatever the CPU. That
-    build needs AVX-512 with bfloat16. vLLM goes on without it, and no law calls a kernel.
+    `Platform.import_kernels`, which a plugin's platform inherits, imports `vllm._C` on every CPU. That module
+    needs AVX-512 with bfloat16. vLLM also runs without it, and no law calls a kernel.
     """
     try:
         flags = Path("/proc/cpuinfo").read_text()

@@ -1,10 +1,10 @@
 """Run steps in several threads, in children of the process.
 
-Stand-alone programs copy this module, so it uses the standard library alone.
+Stand-alone programs copy this module, so it uses only the standard library.
 
-A thread may be interrupted between any two lines. By chance that happens rarely and cannot be repeated, so
-this module makes it happen: the first thread stops at a given line until the others have ended, or wait for
-it. The others run concurrently and are switched as often as the interpreter allows.
+A thread may be interrupted between any two lines. That happens rarely by chance, and cannot be repeated. So
+this module makes it happen: the first thread stops at a given line until the other threads have ended or wait
+for the first one. The others run concurrently and are switched as often as the interpreter allows.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ Steps = Sequence[Step]
 
 
 def race_in_children(functions: Functions, threads: Sequence[Steps], after: Steps, points: int) -> Races:
-    """Perform the steps in every order, then `points` times in threads, the first of which is interrupted.
+    """Perform the steps one after the other in every order, then `points` times in threads.
 
-    For the answer see `kvref.target.Races`.
+    In threads, the first thread is interrupted, each time at another line. For the answer see
+    `kvref.target.Races`.
     """
     orders: list[Any] = []
     races: list[Any] = []
@@ -94,7 +95,7 @@ def answers_of(functions: Functions, steps: Steps) -> list[dict[str, Any]]:
 
 
 def in_order(functions: Functions, threads: Sequence[Steps], after: Steps, order: Sequence[int]) -> Any:
-    """Perform the steps in one thread: `order` says whose thread's step is next."""
+    """Perform the steps one after the other. `order` lists the number of the thread whose step is next."""
     answers: list[list[Any]] = [[] for _ in threads]
     for number in order:
         answers[number] += answers_of(functions, [threads[number][len(answers[number])]])
@@ -102,7 +103,7 @@ def in_order(functions: Functions, threads: Sequence[Steps], after: Steps, order
 
 
 def count_lines(functions: Functions, steps: Steps) -> int:
-    """The number of Python lines that the steps run through on their own."""
+    """The number of Python lines that run when these steps run by themselves."""
     count = 0
 
     def tracer(frame: FrameType, event: str, argument: object) -> Any:
@@ -117,7 +118,7 @@ def count_lines(functions: Functions, steps: Steps) -> int:
 
 
 def side_by_side(functions: Functions, threads: Sequence[Steps], after: Steps, line: int) -> Any:
-    """Run the threads concurrently. The first one stops at the given line, counted from 1, for the others."""
+    """Run the threads concurrently. The first one waits for the others at its given line, counted from 1."""
     answers: list[list[Any]] = [[] for _ in threads]
     reached, ended = threading.Event(), threading.Semaphore(0)
     count = 0

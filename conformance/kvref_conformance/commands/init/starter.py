@@ -1,4 +1,4 @@
-"""The files that an implementation's repository starts with: a profile, and a workflow for CI."""
+"""Write the first files for an implementation's repository: a profile, and a workflow for CI."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Made:
 
 
 def start(folder: Path, wanted: Wanted, description: Description) -> Made:
-    """Write the files that do not exist yet. No file is ever overwritten."""
+    """Write the files that do not exist yet. Existing files stay unchanged."""
     made = Made([], [])
     # A profile may be in pyproject.toml as well.
     there = find(folder)
@@ -52,14 +52,14 @@ def start(folder: Path, wanted: Wanted, description: Description) -> Made:
 
 
 def profile(wanted: Wanted, description: Description) -> str:
-    """A profile with the known values. Comments show what you have to fill in."""
+    """The text of a profile with the known values. Comments show what you have to fill in."""
     layers = [info for info in judged(description) if info["role"] == "layer"]
     missing = {info["name"]: fields for info in layers if (fields := missing_fields(info))}
     return _templates().get_template("kvref.toml.jinja").render(wanted=wanted, missing=missing)
 
 
 def workflow(wanted: Wanted) -> str:
-    """A workflow for GitHub Actions: check, and show what changed since the main branch."""
+    """The text of a workflow for GitHub Actions. It checks, and shows changes since the main branch."""
     _, release = without_release(wanted.target)
     template = _templates().get_template("kvref.yml.jinja")
     return template.render(version=kvref.__version__, release=release, paths=wanted.paths)

@@ -58,7 +58,7 @@ def schema(name: Name) -> dict[str, Any]:
 
 
 def parse(text: bytes, name: Name) -> dict[str, Any]:
-    """The document that the text is. Raises `InvalidDocument`."""
+    """Parse a JSON document and check it against its schema. Raises `InvalidDocument`."""
     try:
         document: dict[str, Any] = json.loads(text)
     except ValueError as error:
@@ -70,10 +70,10 @@ def parse(text: bytes, name: Name) -> dict[str, Any]:
 
 
 def validate(document: Any, name: Name) -> None:
-    """Check a document.
+    """Check a document against the schema called `name`.
 
     Raises:
-        InvalidDocument: at the place that explains the refusal best.
+        InvalidDocument: the document does not follow its schema. The path leads to the most telling mistake.
     """
     error = best_match(Draft202012Validator(schema(name)).iter_errors(document))
     if error is not None:
@@ -81,7 +81,7 @@ def validate(document: Any, name: Name) -> None:
 
 
 def _short(text: str) -> str:
-    """The message quotes the document, which can be long: keep both ends, where its point is."""
+    """The text, without its middle if it is long. A message says what is wrong at its beginning or end."""
     if len(text) <= _LONGEST:
         return text
     half = _LONGEST // 2

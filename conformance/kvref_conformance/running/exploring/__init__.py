@@ -1,1 +1,1 @@
-"""What explores one unit inside the target's process: draw examples, perform, judge, reduce."""
+"""Explore one unit inside the target's process: draw examples, perform, judge and reduce them."""

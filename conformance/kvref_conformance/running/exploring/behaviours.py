@@ -1,6 +1,6 @@
-"""Counts what an engine did with a cache manager in one example, to see what the examples reach.
+"""Count what an engine did with a cache manager in one example, to see what the examples reach.
 
-A pure and quick function of the events: a fuzz counts while it runs.
+A fuzz counts while it runs, so counting must be quick.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ BEHAVIOURS = (
     "caches of several groups",
     "caches without prefix caching",
 )
-"""In the order in which they are reported. Groups by kind follow."""
+"""The behaviours in the order of a report, which counts groups by kind after them."""
 
 GROUPS = "groups of "
 
 SAMPLED = 4
-"""A fuzz counts one in this many driven examples: more would take as long as the laws do."""
+"""A fuzz counts one in this many driven examples: counting more would take as long as judging them."""
 
 
 def behaviours_of(events: Sequence[Event]) -> Counter[str]:
@@ -70,7 +70,7 @@ def behaviours_of(events: Sequence[Event]) -> Counter[str]:
 
 @dataclass
 class _Request:
-    """A request, as its calls describe it."""
+    """What the operations so far say about a request."""
 
     prompt: int
     salted: bool
@@ -86,7 +86,7 @@ class _Request:
 
 
 class _Engine:
-    """Follows the operations on a cache manager."""
+    """Follows the operations on a cache manager, and counts the behaviours."""
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
@@ -97,7 +97,11 @@ class _Engine:
         self._null: int | None = None
 
     def count_reason_of_free(self, operation: str, arguments: Mapping[str, Any]) -> None:
-        """A preempted request reports next that nothing is computed; an ended request reports nothing."""
+        """Count why the last request was freed, which shows in the operation after it.
+
+        For a preempted request that is `cache.progress`, with nothing computed. A request that ended has no
+        further operation.
+        """
         name, self.freed = self.freed, None
         request = self._requests[name or ""]
         goes_on = operation == "cache.progress" and arguments["request"] == name

@@ -1,4 +1,4 @@
-"""Drive a workload by random numbers: long examples, and many operations a second.
+"""Drive a workload by random numbers, for long examples and many operations a second.
 
 Hypothesis draws only the setup of an example. Failures are reduced here, by leaving out numbers and trying
 smaller ones.
@@ -28,7 +28,7 @@ DRIVEN = "driven"
 """The journal's entry for a whole driven example."""
 
 _BITS = (0, 4, 7, 9, 11, 13, 16, 20, 24)
-"""To make a number smaller, keep only so many of its bits."""
+"""To make a number smaller, reduction keeps this many of its lowest bits."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Driver:
             yield Example(setup, [choose.randrange(driven.choices) for _ in range(LENGTH)])
 
     def perform_swiftly(self, example: Example) -> Stage:
-        """Perform an example with a single journal entry for all of it."""
+        """Perform an example with one journal entry for the whole example."""
         self._journal.clear()
         self._journal.note(DRIVEN, json.dumps(vars(example)))
         stage = SwiftStage(self._target)
@@ -79,7 +79,7 @@ class Driver:
         return stage
 
     def reduce(self, example: Example, breaks: Callable[[Stage], bool]) -> None:
-        """Perform ever smaller examples, as long as one `breaks` the law."""
+        """Perform smaller and smaller examples that still break the law. `breaks` judges each one."""
         deadline = time.monotonic() + MAX_SECONDS
 
         def fails(choices: list[int]) -> bool:
@@ -109,7 +109,7 @@ def perform(workload: Workload, stage: Stage, description: Description, example:
 
 
 def in_full(trace: Trace, workload: Workload, stage: Stage, description: Description) -> Trace:
-    """The trace with the operations of a driven example in place of its numbers."""
+    """The trace as operations. A driven example, stored as numbers, is performed to get its operations."""
     first = trace["runs"][0]["operations"][0]
     if first["op"] == DRIVEN:
         perform(workload, stage, description, Example(**first["args"]))

@@ -32,7 +32,7 @@ _SUPPRESSED = (
     HealthCheck.filter_too_much,
     HealthCheck.large_base_example,
 )
-"""The target determines how long an example takes; a law that drew nothing is reported as such."""
+"""Off: the target determines how long examples take, and kvref reports a law that got no examples."""
 
 
 def _settings(
@@ -76,8 +76,8 @@ class Explorer:
     def explore(self, judge: Callable[[Stage], None], *, reduce: str = "") -> None:
         """Make every example and pass it to `judge`.
 
-        With `reduce`, shrink the first example for which `judge` raises. With a database, an interrupted
-        reduction continues under that name.
+        `reduce` names a reduction: Hypothesis then shrinks the first example for which `judge` raises. If
+        there is a database, an interrupted reduction of that name continues.
         """
         settings = _settings(self._examples, Phase.generate, backend=self._backend)
         if reduce:
@@ -99,7 +99,7 @@ class Explorer:
                 example()
 
     def example(self, data: st.DataObject, judge: Callable[[Stage], None]) -> None:
-        """Make one example of a script."""
+        """Make one example of a script and judge it."""
         stage = self.new_stage()
         self.perform(data, stage)
         judge(stage)
@@ -115,7 +115,7 @@ class Explorer:
             stage.close()
 
     def _kept(self, name: str) -> ExampleDatabase | None:
-        """The database of one reduction, in its own folder."""
+        """The database of one reduction, in a folder of its own; None if the request names no database."""
         if not self._database:
             return None
         key = f"{self._workload.name}/{self._subject}/{name}"
@@ -134,7 +134,7 @@ class Explorer:
 
             def teardown(self) -> None:
                 self.recorded.close()
-                # Hypothesis raises to give up an example: then there is nothing to judge.
+                # If Hypothesis gives up an example, it raises an exception, and there is nothing to judge.
                 if sys.exception() is None or isinstance(sys.exception(), Died):
                     judge(self.recorded)
 
@@ -163,9 +163,9 @@ class Explorer:
 def warm_up(folder: Path) -> None:
     """Have Hypothesis do its once-per-process work now, for all processes that are forked from this one.
 
-    It scans all imported modules, which takes longer than many units. It writes to the given folder, not to
-    the user's. It must not take constants from our own source as values: examples would then depend on how
-    kvref is installed, and on every change to it.
+    Hypothesis scans all imported modules, which takes longer than many units. It writes to `folder`, not to
+    the user's folder. It must not use constants from our own source as values: examples would then depend on
+    how kvref is installed, and on every change to kvref.
     """
     set_hypothesis_home_dir(folder)
     if hasattr(providers, _LOCAL):

@@ -26,7 +26,7 @@ class Stage:
         self.flags: list[list[str]] = [[]]
 
     def perform(self, operation: str, /, **arguments: Any) -> Outcome:
-        # Outcomes are compared with traces, which were JSON: so the arguments go through JSON as well.
+        # A replay reads the arguments from a JSON trace. So they go through JSON here, too.
         text = json.dumps(arguments)
         return self._note(operation, json.loads(text), self._perform(operation, text))
 
@@ -73,7 +73,7 @@ class Journal:
     """A file with the operations of the current example, each written before it is performed.
 
     If the process dies, the operations in the file led to its death. An empty line follows an operation that
-    came back.
+    returned.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,7 +129,7 @@ class LocalStage(Stage):
 
 
 class SwiftStage(Stage):
-    """Performs in this process, and records arguments and answers without a copy: fast, and unchecked.
+    """Performs in this process, and does not copy the arguments and answers that it records, to be fast.
 
     If the target changes an argument or an answer later, the record changes, too. So a failure that shows
     here has to be confirmed on another stage.
@@ -144,7 +144,7 @@ class SwiftStage(Stage):
 
 
 class IsolatedStage(Stage):
-    """Performs in pristine processes forked from the hosts. Its journal only shows that it is alive."""
+    """Performs in pristine processes forked from the hosts. The journal only shows that the unit is alive."""
 
     def __init__(
         self, hosts: Hosts, timeout: float, journal: Journal, measure: Measure | None = None

@@ -1,9 +1,9 @@
 """Examples whose numbers CrossHair chooses, through Hypothesis' backend of that name.
 
 CrossHair follows the drawn numbers through the target and the laws, and tries to make each comparison go
-either way: if a formula is wrong for one block size in a million, it can name that size. Its word alone does
-not count. Each example is performed again with the chosen numbers and without CrossHair, and only that run is
-judged; Hypothesis reduces it like any other.
+either way: if a formula is wrong for one block size in a million, it can find that size. Each example is then
+performed again with the numbers that CrossHair chose, but without CrossHair. Only this second run is judged.
+Hypothesis reduces it like any other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROVIDER = "hypothesis_crosshair_provider.crosshair_provider.CrossHairPrimitive
 
 
 class SymbolicStage(Stage):
-    """Performs in this process with symbolic numbers, so nothing can be journalled."""
+    """Performs in this process with symbolic numbers, so it cannot keep a journal."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class SymbolicStage(Stage):
 
 
 class SymbolicExplorer(Explorer):
-    """Makes examples of one workload and subject that take different ways through the laws."""
+    """Makes examples of one workload and subject that take different paths through the laws."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class SymbolicExplorer(Explorer):
         super().__init__(workload, wide, new_stage, backend=BACKEND)
         self._target = target
         self._laws = laws
-        # Hypothesis finds an installed backend by itself, but not a lent one.
+        # Hypothesis finds the backend by itself only if it is installed in the target's own environment.
         providers.AVAILABLE_PROVIDERS.setdefault(BACKEND, _PROVIDER)
-        # CrossHair collects garbage often: keep it away from what is imported.
+        # CrossHair collects garbage often: exclude what was imported, to save time.
         gc.freeze()
 
     def example(self, data: st.DataObject, judge: Callable[[Stage], None]) -> None:

@@ -1,9 +1,9 @@
-"""One unit of work: explore a workload for one subject, judge it by its laws, reduce what broke.
+"""One unit of work: explore a workload for one subject, judge the examples, reduce the failures.
 
 The first pass makes all examples and judges each by every law, so that no failure hides another. Then each
 new facet is searched again from the same seed, with its law as the only judge, and Hypothesis reduces the
-example. If a facet broke only in driven examples, the driver reduces it. A solver backend, if chosen, makes
-further examples; what breaks only in these is reduced at once.
+example. If a facet broke only in driven examples, the driver reduces it. If CrossHair makes examples, too, a
+facet that breaks only in those is reduced at once.
 
 A unit of a fuzz reports each failure at once, before it is reduced: the fuzz may end at any moment. To
 measure the time to find, nothing is reduced.
@@ -72,7 +72,7 @@ class Report:
             self._send()
 
     def judged(self) -> None:
-        """All examples have been made: what follows only reduces them and is not measured."""
+        """Stop measuring: all examples have been made, and what follows only reduces them."""
         if self._measure:
             self._send()
             self._measure.on = False
@@ -94,7 +94,7 @@ class Report:
                 self._behaviours.update(behaviours_of(run))
 
     def broke(self, law: Law, facet: str, look: Callable[[], Stage]) -> None:
-        """Report that a law broke in this facet; `look` performs the example again."""
+        """In a fuzz, report that a law broke in this facet. `look` returns the stage of the example."""
         if not self._fuzzing or (law.id, facet) in self._known:
             return
         self._known.add((law.id, facet))
@@ -108,7 +108,7 @@ def prepare_host(folder: Path) -> None:
 
 
 def run_unit(target: Target, request: Message, channel: Channel, measure: Measure | None) -> None:
-    """Serve one unit: progress on the channel while it runs, then its findings."""
+    """Run one unit. Sends progress on the channel while it runs, then the findings."""
     performer = Measured(target, measure) if measure else target
     workload = WORKLOADS[request["workload"]]
     laws = [LAWS[name] for name in request["laws"]]
@@ -154,14 +154,14 @@ def run_unit(target: Target, request: Message, channel: Channel, measure: Measur
 
 
 def _is_enough(until: list[str], per_law: dict[str, dict[str, Any]]) -> bool:
-    """Whether one of these laws has broken."""
+    """Whether one of the laws in `until` has broken."""
     return any(per_law[law]["first"] is not None for law in until if law in per_law)
 
 
 def _collect(
     explorer: Explorer, laws: list[Law], report: Report, enough: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Make every example, and judge it by every law."""
+    """Make every example and judge it by every law. Returns the findings."""
     per_law: dict[str, dict[str, Any]] = {
         law.id: {"examples": 0, "facets": set(), "first": None} for law in laws
     }
@@ -215,7 +215,10 @@ def _drive(
     report: Report,
     enough: Callable[[dict[str, Any]], bool],
 ) -> dict[str, dict[str, Example]]:
-    """Make a driven example from each setup and judge it by every law; the failing ones by law and facet."""
+    """Make a driven example from each setup and judge it by every law.
+
+    Returns, by law and facet, the first example that breaks the law in this facet.
+    """
     broken: dict[str, dict[str, Example]] = {law.id: {} for law in laws}
     findings = report.findings
     started = time.monotonic()
@@ -281,9 +284,9 @@ def _reduce(explorer: Explorer, law: Law, facet: str, report: Report) -> dict[st
 
 
 def _search(explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], report: Report) -> None:
-    """Search for ways of breaking laws that were not `seen`, until there is none, and reduce each when found.
+    """Search for facets that were not `seen`, until a search finds none.
 
-    Who is asked for one again need not come to it a second time.
+    CrossHair need not find a failure a second time, so the search that finds a facet also reduces it.
     """
     findings = report.findings["laws"]
     while len(seen) < MAX_FACETS * len(laws) and (found := _search_one(explorer, laws, seen, report)):
@@ -295,7 +298,7 @@ def _search(explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], rep
 def _search_one(
     explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], report: Report
 ) -> tuple[Law, dict[str, Any]] | None:
-    """The first new facet that breaks, with the smallest example found."""
+    """The first new facet that breaks, with its law and the smallest example found; None if none breaks."""
     findings = report.findings
     found: tuple[Law, dict[str, Any]] | None = None
 
@@ -327,7 +330,7 @@ def _search_one(
 
 
 def _reduce_driven(driver: Driver, example: Example, law: Law, facet: str, report: Report) -> dict[str, Any]:
-    """The smallest example like this one in which the law breaks in this facet."""
+    """Reduce a driven example. Returns the smallest one found in which the law breaks in this facet."""
     smallest: dict[str, Any] = {"facet": facet}
 
     def breaks(stage: Stage) -> bool:

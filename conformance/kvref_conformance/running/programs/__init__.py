@@ -1,1 +1,1 @@
-"""Stand-alone programs: the script that shows a broken law with the target alone."""
+"""Stand-alone programs: scripts that show a broken law and need only the target."""

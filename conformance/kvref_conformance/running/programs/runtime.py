@@ -1,4 +1,4 @@
-"""How a stand-alone program performs its operations and judges them. Standard library alone.
+"""How a stand-alone program performs its operations and judges them. Uses only the standard library.
 
 `writer.py` copies the functions of this module into programs: `main_in_process` if one plain run is enough,
 `main_in_children` if runs need interpreter flags or their own process, or may end it.

@@ -192,7 +192,7 @@ def _look_up(operations: Mapping[str, Source] | Callable[[str], Source], name: s
 
 
 def _factory(path: str) -> tuple[str, str]:
-    """Module and factory of `"pkg.module:factory"`."""
+    """Split `"pkg.module:factory"` into the module and the factory."""
     module, _, factory = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *factory.split("."))):
         raise ProgramError(f"{path!r} is not of the form pkg.module:factory")
@@ -377,7 +377,7 @@ class _Closure:
                         self.add(module_name, used, f"{module_name}.{name}")
 
     def use(self, imported: _Import, module: _Module | None = None, index: int = 0) -> None:
-        """Take an import, or what it imports if that is to be inlined."""
+        """Keep an import, or add the imported definition if its module is to be inlined."""
         if module is None or not self.inlines(imported.module):
             self.kept.add(imported)
             self.bind(imported.binds, imported.origin)
@@ -442,7 +442,7 @@ class _Closure:
         return sorted(roots - sys.stdlib_module_names)
 
     def imports(self, standard: bool) -> str:
-        """The import statements of the standard library, or those of the rest."""
+        """The import statements: those of the standard library if `standard`, else the others."""
         kept = sorted(
             imported
             for imported in self.kept
@@ -458,7 +458,10 @@ class _Closure:
         return "\n".join(lines)
 
     def body(self, places: Collection[_Place]) -> str:
-        """The definitions at these places: modules after those they need, each in its own order."""
+        """The source of the definitions at these places.
+
+        A module comes after the modules that it needs. Within a module, the order stays the same.
+        """
         order: dict[str, int] = {}
         visited: set[str] = set()
 
@@ -537,7 +540,7 @@ def _names(node: ast.stmt) -> tuple[set[str], set[str]]:
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
-    """Drops annotations: a program does not evaluate them, so it does not need what only they use."""
+    """Drops annotations. A program does not evaluate them, so it does not need names that only they use."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None

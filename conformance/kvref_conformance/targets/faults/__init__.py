@@ -1,10 +1,10 @@
-"""Faults: the reference with one deliberate mistake each. They show that a law can break, and which one does.
+"""Faults: the reference with one deliberate mistake each. They show that each law can break.
 
-`FAULTS` has one fault for each law. `REPORTED` has bugs that were reported of other caches, if the reference
-can have them: they show that the laws find these bugs early.
+`FAULTS` has one fault for each law. `REPORTED` has bugs that were reported for other caches and that the
+reference can have, too. They show that the laws find such bugs early.
 
 A fault is a target: `kvref check kvref_conformance.targets.faults.spec:alignment_lost_in_merge`. Loading it
-changes the reference for the whole process, so each fault runs in a process of its own, as targets do.
+changes the reference for the whole process, so each fault runs in a process of its own, like any target.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ FAULTS = {f"{PREFIX}{name}": law for name, law in _FAULTS.items()}
 
 
 class Reported(NamedTuple):
-    """A bug that was reported of another cache, as a fault of the reference."""
+    """A bug that was reported for another cache, as a fault of the reference."""
 
     law: str
     """The law that must find it."""

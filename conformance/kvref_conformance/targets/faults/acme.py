@@ -1,4 +1,4 @@
-"""A plugin of the reference, as a vendor would write one: a spec, a manager, a platform, a patch."""
+"""A plugin for the reference, as a vendor would write it: a spec, a manager and a platform."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from kvref.specs import FullAttentionSpec, MemoryLimits
 
 @dataclass(frozen=True, kw_only=True)
 class AcmeSpec(FullAttentionSpec):
-    """Full attention in memory of several banks, which are filled evenly."""
+    """Full attention in memory with several banks. Each bank holds an equal part of a page."""
 
     banks: int = 1
 
     @property
     def unpadded_page_size_bytes(self) -> int:
-        """A whole number of bytes in each bank."""
+        """The page size, rounded up to a multiple of the number of banks."""
         return -(-super().unpadded_page_size_bytes // self.banks) * self.banks
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """As for any full attention."""
+        """The same as for full attention."""
         return super().max_memory_usage_bytes(limits)
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
-        """No cap."""
+        """None: there is no cap."""
         return None
 
 
@@ -40,7 +40,7 @@ class AcmeManager(FullAttentionManager):
 
 
 class AcmePlatform(Platform):
-    """Registers the spec."""
+    """Registers the spec with its manager."""
 
     @classmethod
     def register_custom_kv_cache_specs(cls, vllm_config: object = None) -> None:

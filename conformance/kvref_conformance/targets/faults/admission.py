@@ -19,7 +19,7 @@ _add_local_computed_blocks = SingleTypeKVCacheManager.add_local_computed_blocks
 
 
 def block_taken_before_the_refusal() -> ReferenceTarget:
-    """A request that is refused has a block allocated and freed first."""
+    """When the cache manager refuses a request, it allocates a block and frees it again."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, *arguments: Any, **named: Any
@@ -34,7 +34,7 @@ def block_taken_before_the_refusal() -> ReferenceTarget:
 
 
 def enough_as_long_as_any_is_free() -> ReferenceTarget:
-    """The predicted need is capped at the number of free blocks."""
+    """If any block is free, the predicted need is never more than the number of free blocks."""
 
     def get_num_blocks_to_allocate(coordinator: KVCacheCoordinator, *arguments: Any) -> int:
         needed = _get_num_blocks_to_allocate(coordinator, *arguments)
@@ -45,7 +45,7 @@ def enough_as_long_as_any_is_free() -> ReferenceTarget:
 
 
 def found_blocks_lose_their_keys() -> ReferenceTarget:
-    """A request that takes over a hit removes its blocks from the index."""
+    """When a request takes over a hit, the blocks of the hit lose their keys."""
 
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int
@@ -68,7 +68,7 @@ def memory_of_the_window_alone() -> ReferenceTarget:
 
 
 def keys_kept_of_what_is_not_computed() -> ReferenceTarget:
-    """A request that is withdrawn from a step leaves its blocks the keys they got in it."""
+    """When a request is withdrawn from a step, its blocks keep the keys that they got in that step."""
 
     def take_back_keys(*arguments: object) -> None:
         pass
@@ -78,7 +78,7 @@ def keys_kept_of_what_is_not_computed() -> ReferenceTarget:
 
 
 def longest_request_must_fit() -> ReferenceTarget:
-    """A request whose tokens must all fit is refused unless the longest possible request would fit."""
+    """A request whose tokens must all fit is refused if the longest possible request would not fit."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, *arguments: Any, **named: Any

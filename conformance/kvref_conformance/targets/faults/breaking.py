@@ -1,4 +1,4 @@
-"""How a fault gets into the reference."""
+"""Put a fault into the reference."""
 
 from __future__ import annotations
 

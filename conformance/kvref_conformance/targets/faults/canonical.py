@@ -22,7 +22,7 @@ def _registered_as(change: Any) -> ReferenceTarget:
 
 
 def bytes_without_a_sign() -> ReferenceTarget:
-    """The rows have another dtype of the same size."""
+    """The rows are uint8 instead of int8."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
         tensors = [each._replace(tensor=each.tensor.view(torch.uint8)) for each in made.tensors]
@@ -32,7 +32,7 @@ def bytes_without_a_sign() -> ReferenceTarget:
 
 
 def sharing_layers_referenced_too() -> ReferenceTarget:
-    """Layers that share a cache get references of their own, to their owner's rows."""
+    """The view has an additional reference for each layer that shares a cache."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
         groups = caches.placement.config.kv_cache_groups
@@ -57,7 +57,7 @@ def first_piece_copied() -> ReferenceTarget:
 
 
 def copied_forwards_alone() -> ReferenceTarget:
-    """A block cannot be copied to one with a lower number."""
+    """Copying a block to one with a lower number raises an error."""
 
     def copy_blocks(source: Any, destination: Any, group: int, pairs: Any) -> None:
         for one, other in pairs:
@@ -69,7 +69,7 @@ def copied_forwards_alone() -> ReferenceTarget:
 
 
 def a_group_more() -> ReferenceTarget:
-    """The view has references for a group that does not exist."""
+    """The view lists a group that does not exist, with no references."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
         return replace(made, group_data_refs=(*made.group_data_refs, ()))

@@ -20,7 +20,7 @@ def stored_blocks_not_held() -> ReferenceTarget:
     """A transfer holds no references: its blocks are free as soon as the request is freed."""
 
     def ignore(pool: BlockPool, blocks: Iterable[int]) -> None:
-        """Neither add nor drop references."""
+        """Do nothing instead of adding or dropping references."""
 
     break_it(BlockPool, "pin", ignore)
     break_it(BlockPool, "unpin", ignore)

@@ -33,7 +33,7 @@ def hashes_finer_than_blocks_refused() -> ReferenceTarget:
 
 
 def blocks_of_the_first_group_for_all() -> ReferenceTarget:
-    """A hit gives every group the first group's cached block, if it has one."""
+    """Where the first group has a cached block, a hit gives that block to every group."""
 
     def get_hit_blocks(manager: SingleTypeKVCacheManager, hashes: Sequence[bytes], length: int) -> list[int]:
         blocks = _get_hit_blocks(manager, hashes, length)
@@ -46,7 +46,7 @@ def blocks_of_the_first_group_for_all() -> ReferenceTarget:
 
 
 def list_not_cut_to_the_hit() -> ReferenceTarget:
-    """A cached block right after the hit stays in the list."""
+    """If the block right after a hit is cached, the list of the hit's blocks has that block, too."""
 
     def get_hit_blocks(manager: SingleTypeKVCacheManager, hashes: Sequence[bytes], length: int) -> list[int]:
         index = manager.block_pool.get_index(manager.kv_cache_group_id)
@@ -69,7 +69,7 @@ def last_full_block_gets_no_key() -> ReferenceTarget:
 
 
 def two_units_for_reading_ahead() -> ReferenceTarget:
-    """With EAGLE the last blocks are not cached, although each hit already drops a block."""
+    """With EAGLE, the last full blocks are not cached, although each hit already drops a block."""
 
     def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
         less = manager.scheduler_block_size if manager.use_eagle else 0
@@ -80,7 +80,7 @@ def two_units_for_reading_ahead() -> ReferenceTarget:
 
 
 def short_prompts_not_looked_up() -> ReferenceTarget:
-    """The look-up reads the first hash even of a prompt shorter than a block, which has none."""
+    """The look-up reads the first hash of every prompt. A prompt shorter than a block has none."""
 
     def get_hit_blocks(manager: SingleTypeKVCacheManager, hashes: Sequence[bytes], length: int) -> list[int]:
         return _get_hit_blocks(manager, hashes, length) if hashes[0] else []

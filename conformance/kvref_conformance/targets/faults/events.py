@@ -30,7 +30,7 @@ def first_of_several_not_told() -> ReferenceTarget:
 
 
 def parent_of_the_stored_before() -> ReferenceTarget:
-    """An event names the block stored last as the parent, even if its real parent was cached earlier."""
+    """An event names the block that was stored last as the parent, even if the parent is another block."""
 
     def take_events(pool: BlockPool) -> list[KVCacheEvent]:
         told: list[KVCacheEvent] = []

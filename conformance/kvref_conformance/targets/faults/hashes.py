@@ -14,7 +14,7 @@ _root = BlockHasher._root
 
 
 def items_hashed_by_name_alone() -> ReferenceTarget:
-    """A block's hash contains which items are in the block, but not where."""
+    """A block's hash covers which items are in the block, but not their positions."""
 
     def replaced(token_ids: list[int], start: int, content: Any) -> bytes:
         names = []
@@ -35,7 +35,7 @@ def items_hashed_by_name_alone() -> ReferenceTarget:
 
 
 def items_of_the_whole_prompt_hashed() -> ReferenceTarget:
-    """The first block's hash contains every item of the request, even those far behind it."""
+    """The first block's hash covers every item of the request, even items in later blocks."""
 
     def root(hasher: BlockHasher, content: Any) -> bytes:
         names = "|".join(item.identifier for item in content.multimodal_items)
@@ -57,7 +57,7 @@ def key_of_the_first_hash_block() -> ReferenceTarget:
 
 
 def salt_taken_for_the_adapter() -> ReferenceTarget:
-    """The hasher keeps adapters and salts in one table and fails if a salt equals the adapter's name."""
+    """The hasher fails if a request's salt equals the name of its adapter."""
 
     def root(hasher: BlockHasher, content: Any) -> bytes:
         names = [name for name in (content.adapter, content.cache_salt) if name is not None]

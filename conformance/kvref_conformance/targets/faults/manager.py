@@ -154,7 +154,7 @@ def state_written_over_the_one_found() -> ReferenceTarget:
 
 
 def new_blocks_told_again() -> ReferenceTarget:
-    """The report of new blocks repeats the last block of the report before."""
+    """The report of new blocks repeats the last block of the previous report."""
 
     def take_new_block_ids(manager: KVCacheManager) -> list[int]:
         told = _take_new_block_ids(manager)
@@ -167,7 +167,7 @@ def new_blocks_told_again() -> ReferenceTarget:
 
 
 def last_new_block_not_told() -> ReferenceTarget:
-    """The report of new blocks leaves out the last one."""
+    """The report of new blocks leaves out the last block."""
 
     def take_new_block_ids(manager: KVCacheManager) -> list[int]:
         return _take_new_block_ids(manager)[:-1]
@@ -194,7 +194,7 @@ class PartialHits(ReferenceTarget):
 
 
 def hit_within_a_block_not_copied() -> ReferenceTarget:
-    """After a hit that ends within a block, the request goes on in the cached block, not in a copy."""
+    """After a hit that ends within a block, the request writes to the cached block instead of a copy."""
 
     def get_computed_blocks(manager: KVCacheManager, request: Request) -> tuple[KVCacheBlocks, int]:
         blocks, length = _get_computed_blocks(manager, request)
@@ -209,7 +209,7 @@ def hit_within_a_block_not_copied() -> ReferenceTarget:
 
 
 def settled_a_token_too_long() -> ReferenceTarget:
-    """The fast cache manager takes a request for settled when the next token fills a block."""
+    """The fast cache manager counts a request as settled for one token too many."""
     settle = FastKVCacheManager._settle
 
     def settle_longer(manager: FastKVCacheManager, request_id: str, num_tokens: int) -> None:

@@ -26,7 +26,7 @@ Specs = dict[str, KVCacheSpec]
 
 
 def incomplete_groups_left_out() -> ReferenceTarget:
-    """The planner drops groups that have fewer layers than the largest, instead of filling them up."""
+    """The planner drops each group that has fewer layers than the largest group."""
 
     def get_kv_cache_groups(specs: Specs, *options: Any) -> list[KVCacheGroupSpec]:
         groups = _groups(specs, *options)
@@ -38,7 +38,7 @@ def incomplete_groups_left_out() -> ReferenceTarget:
 
 
 def one_type_if_the_first_is_the_largest() -> ReferenceTarget:
-    """Layers are of one type only if none has a larger page than the first in the list."""
+    """Layers are of one type only if the first one has the largest page."""
 
     def uniform_type_specs(specs: Specs) -> Any:
         pages = [spec.page_size_bytes for spec in specs.values()]
@@ -71,7 +71,7 @@ def pages_that_do_not_divide_left_alone() -> ReferenceTarget:
 
 
 def windows_not_as_full_attention() -> ReferenceTarget:
-    """If the plan must have one group, windowed and chunked layers are not turned into full attention."""
+    """If the plan must have one group, windowed and chunked layers do not become full attention."""
     break_it(planning, "_as_full_attention", lambda spec: spec)
     return ReferenceTarget()
 
@@ -121,7 +121,7 @@ def registration_not_checked() -> ReferenceTarget:
 
 
 def null_block_for_each_group() -> ReferenceTarget:
-    """The planner refuses the memory if it has no room for one null block per group."""
+    """The planner asks for one null block per group, and refuses memory that is too small for them."""
 
     def get_kv_cache_configs(
         specs: Sequence[Specs], memory: Sequence[int], limits: MemoryLimits
@@ -138,7 +138,7 @@ def null_block_for_each_group() -> ReferenceTarget:
 
 
 def coarser_hits_unmentioned() -> ReferenceTarget:
-    """The planner gives no warning about how large blocks have become."""
+    """The planner does not warn that larger blocks make prefix hits coarser."""
     break_it(planning, "warnings", mock.Mock())
     return ReferenceTarget()
 
@@ -166,7 +166,7 @@ def blocks_of_the_first_worker() -> ReferenceTarget:
 
 
 def concurrency_by_the_first_group() -> ReferenceTarget:
-    """The report assumes that a request holds as much of every group as of the first."""
+    """The report assumes that a request needs as much of every group as of the first one."""
 
     def get_kv_cache_report(config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
         first = replace(config, kv_cache_tensors=[], kv_cache_groups=config.kv_cache_groups[:1])

@@ -1,6 +1,6 @@
 """The reference with a correct plugin, and with faults of a plugin.
 
-With `-X kvref-no-plugin` the process has the reference alone.
+A process with `-X kvref-no-plugin` has the reference without the plugin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _state_bytes: Any = MambaSpec.__dict__["unpadded_page_size_bytes"]
 
 
 def plugged() -> Any:
-    """The reference with the plugin, unless this process leaves it out."""
+    """The reference with the plugin, or without it in a process with `-X kvref-no-plugin`."""
     if plugin_is_left_out():
         from kvref_conformance.targets.reference.target import ReferenceTarget
 
@@ -42,7 +42,7 @@ def plugged() -> Any:
     from kvref_conformance.targets.reference.target import ReferenceTarget
 
     class PluggedReference(ReferenceTarget):
-        """The reference and the plugin."""
+        """The reference with the plugin."""
 
         @property
         def plugin(self) -> PluginInfo | None:
@@ -122,7 +122,7 @@ def stock_pages_changed() -> Any:
 
 
 def fault_of_the_reference() -> Any:
-    """Not the plugin's fault: its spec inherits a fault of the reference."""
+    """The plugin is correct, but its spec inherits a fault of the reference."""
     target = plugged()
     from kvref_conformance.targets.faults.spec import alignment_lost_in_merge
 

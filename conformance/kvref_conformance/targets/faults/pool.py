@@ -47,7 +47,7 @@ def shared_blocks_counted_once() -> ReferenceTarget:
 
 
 def null_block_gets_a_key() -> ReferenceTarget:
-    """The pool caches the null blocks in a block table like any other block."""
+    """The pool gives the null block a key, like any other block in a block table."""
 
     def cache_full_blocks(
         pool: BlockPool,
@@ -75,7 +75,7 @@ def null_block_gets_a_key() -> ReferenceTarget:
 
 
 def negative_number_is_none() -> ReferenceTarget:
-    """The pool takes a negative number of blocks for zero, instead of refusing it."""
+    """The pool treats a negative number of blocks as zero instead of refusing it."""
 
     def get_new_blocks(pool: BlockPool, num_blocks: int) -> list[int]:
         return _get_new_blocks(pool, max(0, num_blocks))
@@ -85,7 +85,7 @@ def negative_number_is_none() -> ReferenceTarget:
 
 
 def beginning_lost_before_the_end() -> ReferenceTarget:
-    """Cached blocks that are freed together enter the free list in reverse order."""
+    """Cached blocks that are freed together enter the free list in the reverse of the given order."""
 
     def add_to_free_list(pool: BlockPool, blocks: Sequence[int]) -> None:
         cached = [block for block in blocks if pool.get_keys(block)]
@@ -121,7 +121,7 @@ def refused_reset_clears_what_is_free() -> ReferenceTarget:
 
 
 def fast_pool_reuses_the_beginning_first() -> ReferenceTarget:
-    """In the fast pool, cached blocks that are freed together are reused the other way round."""
+    """In the fast pool, cached blocks that are freed together are reused in the reverse order."""
     enqueue = FastBlockPool._enqueue
 
     def reversed_enqueue(pool: FastBlockPool, blocks: Sequence[int]) -> None:

@@ -27,9 +27,9 @@ _init = CrossAttentionManager.__init__
 
 
 def base_of_the_farthest_ancestor() -> ReferenceTarget:
-    """A class without an entry gets its nearest registered ancestor's manager but its farthest one's base.
+    """A class without an entry gets the base of its farthest registered ancestor, not of its nearest one.
 
-    An overridden class is looked up correctly.
+    The manager is the nearest ancestor's. If an ancestor's entry is overridden, the look-up is correct.
     """
 
     def find(table: SpecTable, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
@@ -89,7 +89,7 @@ def built_ins_only_into_an_empty_table() -> ReferenceTarget:
 
 
 def _with_the_last(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
-    """The table with this entry in place of an earlier registration. An override stays."""
+    """Return the table with this entry in place of an earlier registration. An override stays."""
     spec_class = entry.kvcache_spec_cls
     registered = {**table.registered, spec_class: entry}
     if table.entries.get(spec_class) != table.registered.get(spec_class):
@@ -151,7 +151,7 @@ def override_forgets_the_base() -> ReferenceTarget:
 
 
 def uniform_whatever_the_base() -> ReferenceTarget:
-    """Specs with the same manager and equal windows and the like are uniform, whatever their base."""
+    """Specs with the same manager and the same `uniform_key` are uniform, whatever their base."""
 
     def is_uniform_with_collection(spec: KVCacheSpec, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
         KVCacheSpecRegistry.check_kv_cache_spec_registry({"itself": spec, **kv_cache_specs})
@@ -194,7 +194,7 @@ def early_look_ups_remembered() -> ReferenceTarget:
 
 
 def hook_seen_half_way() -> ReferenceTarget:
-    """While the platform's hook runs, every thread sees the part it has registered so far."""
+    """While the platform's hook runs, every thread sees what the hook has registered so far."""
 
     def own_transaction(shared: SharedState[SpecTable]) -> Any:
         return shared._transaction

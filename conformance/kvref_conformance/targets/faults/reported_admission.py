@@ -1,4 +1,4 @@
-"""Faults of admission that were reported of other implementations."""
+"""Faults of admission that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _add_local_computed_blocks = SingleTypeKVCacheManager.add_local_computed_blocks
 
 
 def held_although_refused() -> ReferenceTarget:
-    """A request gets the references on its hit even if it is not admitted (vLLM PR 11565)."""
+    """The blocks of a hit get references even if the request is not admitted (vLLM PR 11565)."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, new: int, **named: Any
@@ -38,7 +38,7 @@ def held_although_refused() -> ReferenceTarget:
 
 
 def one_group_after_the_other() -> ReferenceTarget:
-    """A group allocates new blocks before the next group holds its part of the hit (vLLM PR 44409)."""
+    """A group allocates new blocks before the next group references its hit (vLLM PR 44409)."""
 
     def allocate(
         coordinator: KVCacheCoordinator,
@@ -70,7 +70,7 @@ def found_blocks_cost_nothing() -> ReferenceTarget:
 
 
 def next_in_line_for_the_one_found() -> ReferenceTarget:
-    """If a hit is the next block to be evicted, the request gets the one behind it (TensorRT-LLM PR 8830)."""
+    """A request gets the second block to be evicted if its hit is the first one (TensorRT-LLM PR 8830)."""
 
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int

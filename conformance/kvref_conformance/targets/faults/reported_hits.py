@@ -1,4 +1,4 @@
-"""Faults of look-ups that were reported of other implementations."""
+"""Faults of look-ups that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _extend = BlockHasher.extend
 
 
 def window_shorter_by_what_is_read_ahead() -> ReferenceTarget:
-    """With EAGLE a window drops its last block and adds none at its beginning (vLLM PR 17398)."""
+    """With EAGLE, a window drops its last block but does not begin a block earlier (vLLM PR 17398)."""
 
     def find_longest_cache_hit(manager: SlidingWindowManager, hashes: Sequence[bytes], most: int) -> int:
         if not manager.use_eagle:
@@ -58,7 +58,7 @@ def block_read_ahead_gets_no_key() -> ReferenceTarget:
 
 
 def each_look_drops_a_block() -> ReferenceTarget:
-    """With EAGLE each group drops a block at every look-up of one request (vLLM issue 32802)."""
+    """With EAGLE, a group drops a block each time a look-up comes back to it (vLLM issue 32802)."""
 
     def dropping(find: Any) -> Any:
         def find_longest_cache_hit(
@@ -82,7 +82,7 @@ def each_look_drops_a_block() -> ReferenceTarget:
 
 
 def one_list_cut_to_the_hit() -> ReferenceTarget:
-    """Of full attention groups, only the first one's list is cut to the hit (vllm-ascend PR 14810)."""
+    """With several full attention groups, only the first is cut to the hit (vllm-ascend PR 14810)."""
 
     def find_longest_cache_hit(
         coordinator: KVCacheCoordinator, hashes: Sequence[bytes], most: int
@@ -100,7 +100,7 @@ def one_list_cut_to_the_hit() -> ReferenceTarget:
 
 
 def common_if_held_often_enough() -> ReferenceTarget:
-    """A block counts as common if it has as many references as requests run (vLLM issue 23130)."""
+    """A block is common if it has as many references as there are running requests (vLLM issue 23130)."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, new: int, **named: Any

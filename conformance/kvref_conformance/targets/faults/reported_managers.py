@@ -1,4 +1,4 @@
-"""Faults of managers that were reported of other implementations."""
+"""Faults of managers that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def given_up_twice_while_under_way() -> ReferenceTarget:
 
 
 def reference_left_on_the_copy() -> ReferenceTarget:
-    """A table swaps a copy for the cached block, not its reference (Avarok-Cybersecurity/atlas PR 373)."""
+    """A table switches to an equal cached block without a reference (Avarok-Cybersecurity/atlas PR 373)."""
 
     def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
         _cache_blocks(manager, request, num_tokens)
@@ -127,6 +127,6 @@ def state_found_before_it_is_written() -> ReferenceTarget:
 
 
 def state_remembered_over_preemption() -> ReferenceTarget:
-    """A resumed request counts as already having a state and blocks for drafts (vLLM PR 35157)."""
+    """A resumed request is treated as if it still had its state and blocks for drafts (vLLM PR 35157)."""
     break_it(MambaManager, "pop_blocks_for_free", SingleTypeKVCacheManager.pop_blocks_for_free)
     return ReferenceTarget()

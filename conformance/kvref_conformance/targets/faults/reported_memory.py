@@ -1,4 +1,4 @@
-"""Faults of memory and of transfers that were reported of other implementations."""
+"""Faults of memory and transfers that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -47,12 +47,15 @@ def first_kernel_block_moved() -> ReferenceTarget:
 
 
 def pages_of_the_first_layer_moved() -> ReferenceTarget:
-    """A copy moves as many bytes of every layer as the first layer's page has (vLLM PR 38554)."""
+    """A copy uses the first layer's page size for every layer (vLLM PR 38554)."""
     return _so_much_moved(operations, lambda ref, refs: refs[0].page_size_bytes)
 
 
 def _so_much_moved(user: ModuleType, size: Callable[[Ref, Sequence[Ref]], int]) -> ReferenceTarget:
-    """Copy as many bytes of a page as `size` says, given its reference and those of its group."""
+    """Make `copy_blocks` in the module `user` copy only `size(ref, refs)` bytes of each page.
+
+    `ref` is the reference to the page, and `refs` are all references of its group.
+    """
 
     def copy_blocks(
         source: CanonicalKVCaches,
@@ -71,7 +74,7 @@ def _so_much_moved(user: ModuleType, size: Callable[[Ref, Sequence[Ref]], int]) 
 
 
 def chain_ends_at_the_first_layer() -> ReferenceTarget:
-    """A layer whose target shares a cache is bound to the first cache like its owner's (vLLM PR 43185)."""
+    """If a layer's target shares a cache, too, the layer may get another owner's cache (vLLM PR 43185)."""
     return bound_to_another_owner(lambda sharer, targets: targets[sharer] in targets)
 
 

@@ -1,4 +1,4 @@
-"""Faults of the pool and its events that were reported of other implementations."""
+"""Faults of the pool and its events that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _cache_full_blocks = BlockPool.cache_full_blocks
 
 
 def evicted_block_knows_its_key() -> ReferenceTarget:
-    """Evicting a referenced block removes it from the index but not its key (kvcached issue 362)."""
+    """A referenced block that is evicted leaves the index but keeps its key (kvcached issue 362)."""
 
     def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
         keys = {block: list(pool.get_keys(block)[:1]) for block in block_ids if pool.get_keys(block)}
@@ -43,7 +43,7 @@ def bad_blocks_found_while_held() -> ReferenceTarget:
 
 
 def line_outlives_a_reset() -> ReferenceTarget:
-    """A reset leaves the free blocks in the free list twice (SGLang PR 26009)."""
+    """After a reset, blocks that were cached are in the free list twice (SGLang PR 26009)."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
         cached = [block for block in pool.get_all_free_blocks() if pool.get_keys(block)]
@@ -65,7 +65,7 @@ def line_outlives_a_reset() -> ReferenceTarget:
 
 
 def found_again_and_still_the_oldest() -> ReferenceTarget:
-    """A freed block gets its old free-list position, despite a later hit (antonellof/ferrox PR 14)."""
+    """A block that is freed after a hit gets its old place in the free list (antonellof/ferrox PR 14)."""
 
     def add_to_free_list(pool: BlockPool, blocks: Sequence[int]) -> None:
         places: dict[int, tuple[tuple[Key, ...], int]] = vars(pool).setdefault("places", {})

@@ -1,4 +1,4 @@
-"""Faults of the registry that were reported of other implementations."""
+"""Faults of the registry that were reported for other implementations."""
 
 from __future__ import annotations
 

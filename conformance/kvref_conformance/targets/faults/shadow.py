@@ -81,7 +81,7 @@ def block_of_another_for_who_comes_back() -> ReferenceTarget:
 
 
 def _share_last_blocks(concerns: Callable[[KVCacheCoordinator, str], bool]) -> None:
-    """Give the requests concerned the last block of another table of the same length."""
+    """Give each request that `concerns` selects the last block of another table of the same length."""
 
     def allocate(coordinator: KVCacheCoordinator, request_id: str, *arguments: Any) -> tuple[list[int], ...]:
         added = _allocate(coordinator, request_id, *arguments)
@@ -115,7 +115,7 @@ def block_of_two_groups() -> ReferenceTarget:
 
 
 def found_blocks_handed_out() -> ReferenceTarget:
-    """The last new block of a request is one from its own hit, evicted to make room."""
+    """The pool evicts a block of a request's own hit and allocates it as the request's last new block."""
 
     def allocate(
         coordinator: KVCacheCoordinator,
@@ -140,7 +140,7 @@ def found_blocks_handed_out() -> ReferenceTarget:
 
 
 def hit_longer_in_one_group() -> ReferenceTarget:
-    """The first group's hit counts for all groups; a group that lacks a block gets another one."""
+    """All groups get the length of the first group's hit. A group that lacks a block gets another one."""
 
     def longest(coordinator: HybridKVCacheCoordinator, block_hashes: Sequence[bytes], max_length: int) -> int:
         found = _longest(coordinator, block_hashes, max_length)
@@ -162,7 +162,7 @@ def hit_longer_in_one_group() -> ReferenceTarget:
 
 
 def _nothing(*arguments: object) -> None:
-    """Refuse no arguments."""
+    """Accept any arguments. This replaces `KVCacheManager._why_not`."""
 
 
 def state_of_the_block_before() -> ReferenceTarget:
@@ -201,12 +201,12 @@ def drafts_get_keys() -> ReferenceTarget:
 
 
 def sharer_bound_to_another_owner() -> ReferenceTarget:
-    """A layer that shares is bound to the first cache with the same layout as its owner's."""
+    """A layer that shares a cache is bound to the first cache with the same pages as its owner's."""
     return bound_to_another_owner(lambda sharer, targets: True)
 
 
 def bound_to_another_owner(concerns: Callable[[str, Mapping[str, str]], bool]) -> ReferenceTarget:
-    """Bind the layers concerned to the first cache with the same layout as their owner's."""
+    """Bind each layer that `concerns` selects to the first cache with the same pages as its owner's."""
 
     def share_kv_caches(kv_caches: KVCaches, targets: Mapping[str, str]) -> None:
         _share_kv_caches(kv_caches, targets)

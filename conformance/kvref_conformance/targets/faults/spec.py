@@ -58,7 +58,7 @@ def window_of_one_token_refused() -> ReferenceTarget:
 
 
 def window_not_checked() -> ReferenceTarget:
-    """The spec does not check its window."""
+    """A windowed spec does not check its window."""
     break_it(SlidingWindowSpec, "check_fields", AttentionSpec.check_fields)
     return ReferenceTarget()
 
@@ -119,7 +119,7 @@ def window_of_the_first() -> ReferenceTarget:
 
 
 def merged_as_what_they_have_in_common() -> ReferenceTarget:
-    """Specs of a class and its subclass merge, in any order, into one of the parent class."""
+    """Specs of a class and of its subclass merge into a spec of the parent class, in any order."""
 
     def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
         common = [type(one) for one in specs if all(isinstance(spec, type(one)) for spec in specs)]
@@ -173,7 +173,7 @@ def state_padding_ignored() -> ReferenceTarget:
 
 
 def padding_stored_at_copy() -> ReferenceTarget:
-    """A copy stores the padding that follows from alignment as if it had been asked for."""
+    """A copy with a new block size stores the padding from alignment in `page_size_padded`."""
 
     def copy_with_new_block_size(spec: AttentionSpec, block_size: int) -> AttentionSpec:
         if spec.alignment is None:
@@ -207,7 +207,7 @@ def block_size_not_compared_in_merge() -> ReferenceTarget:
 
 
 def one_state_counted() -> ReferenceTarget:
-    """A recurrent layer counts one running state, and those for drafts."""
+    """A recurrent layer counts memory for one running state and for the states of drafts only."""
 
     def max_memory_usage_bytes(spec: MambaSpec, limits: MemoryLimits) -> int:
         return spec.page_size_bytes * (1 + spec.num_speculative_blocks)

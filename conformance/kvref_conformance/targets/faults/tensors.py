@@ -36,7 +36,7 @@ def nothing_for_a_single_layer() -> ReferenceTarget:
 
 
 def layers_on_one_another() -> ReferenceTarget:
-    """All layers that are packed in one block start at the first one's offset."""
+    """Layers that are packed in one block all start at the first one's offset."""
 
     def lay_out(region: Sequence[Any], *how: Any) -> Any:
         offsets, pages = _lay_out(region, *how)
@@ -61,7 +61,7 @@ def padding_left_out_of_strides() -> ReferenceTarget:
 
 
 def two_blocks_taken_for_k_and_v() -> ReferenceTarget:
-    """If there are two blocks, their axis is taken for the axis of K and V."""
+    """If there are two blocks, the axis of blocks is taken for the axis of K and V."""
 
     def place_kv_caches(config: KVCacheConfig, order: KVCacheLayout, **how: Any) -> KVCachePlacement:
         if config.num_blocks == 2 and "K" in order.order:
@@ -114,7 +114,7 @@ def last_byte_not_cleared() -> ReferenceTarget:
 
 
 def contiguous_not_heeded() -> ReferenceTarget:
-    """Each tensor gets an allocation of its own, even if one buffer was asked for."""
+    """Each tensor gets an allocation of its own, even if the caller asks for one buffer."""
 
     def allocate_kv_cache(*what: Any, contiguous: bool, **how: Any) -> KVCaches:
         return _allocate_kv_cache(*what, contiguous=False, **how)

@@ -79,7 +79,7 @@ def bytes_of_a_block(made: CanonicalKVCaches) -> int:
 
 
 class Bench:
-    """The reference with one of its halves: a pool, a cache manager, and what copies blocks."""
+    """The part `bench` for one half of the reference: its pool, cache manager and canonical view."""
 
     plan = staticmethod(plan)
     join = staticmethod(join)

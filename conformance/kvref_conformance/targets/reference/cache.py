@@ -1,4 +1,4 @@
-"""The part `cache` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
+"""The part `cache` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def create(
 
 
 def watch(manager: KVCacheManager) -> None:
-    """Note how many blocks are predicted to be needed, and which are then allocated."""
+    """Record how many blocks the manager predicts, and which blocks it then allocates."""
     coordinator = manager.coordinator
     predict, wait, take = (
         coordinator.get_num_blocks_to_allocate,
@@ -125,7 +125,7 @@ def lookup(request: str) -> Hit:
 
 
 def only_set_arguments(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are set. An engine passes no others."""
+    """The arguments that are not false or zero. An engine passes only these."""
     return {name: value for name, value in arguments.items() if value}
 
 

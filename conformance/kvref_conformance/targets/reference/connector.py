@@ -1,4 +1,4 @@
-"""The part `connector` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
+"""The part `connector` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part `pool` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
+"""The part `pool` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
 
 from __future__ import annotations
 

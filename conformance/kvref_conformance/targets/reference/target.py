@@ -1,4 +1,4 @@
-"""The target `reference`: kvref's own implementation."""
+"""The targets `reference`, `reference:plain` and `reference:fast`: kvref's own implementation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from kvref_conformance.targets.reference.fast import (
 
 
 class ReferenceTarget:
-    """The reference: its plain half is checked, and its fast half timed."""
+    """The target `reference`: checks use the plain half, benchmarks the fast one."""
 
     name = "reference"
     version = kvref.__version__
@@ -95,14 +95,14 @@ class ReferenceTarget:
 
 
 class PlainTarget(ReferenceTarget):
-    """The plain half of the reference, also to be timed."""
+    """The target `reference:plain`: checks and benchmarks use the plain half."""
 
     name = "reference:plain"
     bench: BenchPart = bench.PLAIN
 
 
 class FastTarget(ReferenceTarget):
-    """The fast half of the reference, and all that the halves have in common."""
+    """The target `reference:fast`: checks and benchmarks use the fast half, and what both halves share."""
 
     name = "reference:fast"
     pool: PoolPart = fast_pool

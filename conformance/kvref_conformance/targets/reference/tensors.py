@@ -1,4 +1,4 @@
-"""The part `tensors` of the reference. Stand-alone programs copy this module, so it imports kvref alone."""
+"""The part `tensors` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def allocate(
 
 
 def kernel_block_sizes(config: KVCacheConfig, kernel_block_size: int | None) -> list[int]:
-    """The kernel block size of each group: the given one if its layers can have it, else its block size."""
+    """The kernel block size of each group: the given one if it fits, else the group's block size."""
     sizes = []
     for group in config.kv_cache_groups:
         spec = group.kv_cache_spec

@@ -1,1 +1,1 @@
-"""The vLLM that is installed in the worker's interpreter, as a target."""
+"""The vLLM that is installed for the target's interpreter, as a target."""

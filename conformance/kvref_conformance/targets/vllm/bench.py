@@ -26,7 +26,7 @@ from kvref_conformance.targets.vllm.specs import make
 
 
 def requests(block_size: int) -> Any:
-    """A function that makes requests with block hashes, from a name and tokens."""
+    """Return a function that makes a request with block hashes from a name and tokens."""
     kv_cache_utils.init_none_hash(sha256)
     hasher = kv_cache_utils.get_request_block_hasher(block_size, sha256)
 
@@ -142,7 +142,7 @@ def allocate(
     model = engine.compilation_config.static_forward_context
 
     def fresh() -> dict[str, Any]:
-        """Take the memory of the last run from all layers."""
+        """Remove the last run's caches from all layers, and return the arguments of the next run."""
         for layer in model.values():
             vars(layer).pop("kv_cache", None)
         return {**arguments, **({"runner_kv_caches": []} if "runner_kv_caches" in arguments else {})}

@@ -1,4 +1,4 @@
-"""The part `cache` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
+"""The part `cache` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def create(
 
 
 def make_manager(config: Any, **settings: Any) -> Any:
-    """A KVCacheManager with those of the settings that this release has."""
+    """Make a KVCacheManager with the settings that this release has, and leave out the others."""
     return KVCacheManager(config, **{name: settings[name] for name in settings if takes_setting(name)})
 
 
@@ -94,7 +94,7 @@ def cap_of(spec: Any, max_in_flight_tokens: int, max_model_len: int) -> int | No
 
 
 def watch(manager: Any) -> None:
-    """Record how many blocks the manager predicts, and which it then allocates."""
+    """Record how many blocks the manager predicts, and which blocks it then allocates."""
     predict, take = manager.coordinator.get_num_blocks_to_allocate, manager.block_pool.get_new_blocks
 
     def get_num_blocks_to_allocate(*arguments: Any, **named: Any) -> Any:
@@ -223,7 +223,7 @@ def take_copies() -> list[Copy]:
     if take is None:
         return []
     copies, retained = take()
-    # The scheduler does this when it has handed over the step with the copies.
+    # The scheduler does this when it has submitted the step with the copies.
     CURRENT.manager.block_pool.free_blocks(retained)
     return [{"source": copy.src_block_id, "destination": copy.dst_block_id} for copy in copies]
 
@@ -251,7 +251,7 @@ def event_in_words(event: Any) -> CacheEvent:
 
 
 def event_hash_name(block_hash: Any) -> str:
-    """The name of a hash in an event, which is the hash itself or a number made from its last eight bytes."""
+    """The name of a hash in an event. The event has the hash itself, or its last eight bytes as a number."""
     return hash_name(block_hash.to_bytes(8, "big") if isinstance(block_hash, int) else block_hash)
 
 

@@ -1,4 +1,4 @@
-"""The part `canonical` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
+"""The part `canonical` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ REGISTERED: SimpleNamespace = SimpleNamespace(caches=None)
 
 
 def register() -> Canonical:
-    """Let the worker of the offloading connector make the view, and take what it passes to its copier."""
+    """Have the offloading connector's worker make the view. Keep and describe what its copier would get."""
     with without_mappings():
         connector_of(CURRENT.engine, CURRENT.config).register_kv_caches(CURRENT.caches)
     return canonical_facts(REGISTERED.caches, CURRENT.buffers)
 
 
 def without_mappings() -> Any:
-    """Replace the function that maps pages across GPUs: it needs more of a model than there is here."""
+    """A patch for the function that maps pages across GPUs, which needs more of a model than we have."""
     return patch.object(worker, "derive_canonical_mappings", lambda *arguments: {}, create=True)
 
 

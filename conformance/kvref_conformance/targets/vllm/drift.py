@@ -1,4 +1,4 @@
-"""The part `drift` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
+"""The part `drift` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
 
 from __future__ import annotations
 
@@ -143,6 +143,6 @@ def serve(spec: Any) -> None:
 
 
 def accepting(factory: Callable[..., Any], known: dict[str, Any]) -> Any:
-    """Call the factory with those of the arguments that this release has."""
+    """Call the factory with the arguments that it takes in this release, and leave out the others."""
     taken = inspect.signature(factory).parameters
     return factory(**{name: value for name, value in known.items() if name in taken})

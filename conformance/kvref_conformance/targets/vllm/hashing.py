@@ -1,4 +1,4 @@
-"""The part `hashing` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
+"""The part `hashing` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if "prompt_is_token_ids" in inspect.signature(Request).parameters:
 
 
 def text(value: str | None) -> Any:
-    """A copy of the string: an engine gets new objects from its front end, too."""
+    """A new object with the same text: an engine gets new objects from its front end, too."""
     return None if value is None else value.encode().decode()
 
 
@@ -44,7 +44,10 @@ def features_of(content: Content) -> list[Any]:
 
 
 def embeddings_of(content: Content, prompt: list[int]) -> dict[str, Any]:
-    """The prompt as arguments of a request: embeddings alone, or tokens and embeddings with rows of zeros."""
+    """The prompt as arguments of a request: tokens, embeddings, or both.
+
+    If there are both, the tokens have rows of zeros in the embeddings.
+    """
     embeddings = content.get("embeddings", {})
     if not embeddings:
         return {"prompt_token_ids": prompt}

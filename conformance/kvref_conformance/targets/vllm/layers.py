@@ -1,6 +1,6 @@
 """Layers as vLLM's model runner sees them, without weights. Stand-alone programs copy this module.
 
-A layer has a spec, perhaps a target whose cache it shares, and a backend with the needs of its kernels.
+A layer has a spec, and a backend that says what its kernels need. A sharing layer also has a target.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def sharing_targets(sharing: Sequence[Pair]) -> dict[str, str]:
 
 
 def owner_of(layer: str, targets: Mapping[str, str], specs: Mapping[str, Any]) -> str:
-    """The owner at the end of a layer's targets. If there is none, any layer with a cache."""
+    """The owner at the end of a layer's chain of targets. If no owner is there, any layer with a cache."""
     for _ in targets:
         layer = targets.get(layer, layer)
     return layer if layer in specs else next(iter(specs))
 
 
 class AttentionLayer(Attention):  # type: ignore[misc]
-    """An attention layer."""
+    """An attention layer, with or without a target to share with."""
 
     attn_type = "decoder"
 
@@ -97,7 +97,7 @@ class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
 
 
 def backend_of(spec: Any, layout: str, kernel_block_size: int | None) -> type[Any]:
-    """A backend whose kernels need this order of axes, and this block size if it divides the layer's."""
+    """A backend whose kernels need this layout. They need this block size if it divides the layer's."""
     splits = kernel_block_size is not None and spec.block_size % kernel_block_size == 0
     axes = "BNC" if is_latent(spec) else axes_in(layout)
 
@@ -141,7 +141,7 @@ def is_latent(spec: Any) -> bool:
 
 
 def axes_in(layout: str) -> str:
-    """The axes of a view. Kernels with an axis K have tokens before heads."""
+    """The axes of a view in this layout. With an axis K, tokens come before heads."""
     if "K" not in layout:
         return "BHNC"
     return "KBNHC" if layout.index("K") < layout.index("B") else "BKNHC"

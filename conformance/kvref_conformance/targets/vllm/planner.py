@@ -1,4 +1,4 @@
-"""The part `planner` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
+"""The part `planner` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def capacity(
 
 
 def capacities(engine: Any, plan: Any) -> dict[str, Capacity]:
-    """The capacity that workers and scheduler report. In releases without a function for it: workers only."""
+    """The capacity that worker and scheduler report. In older releases, only the worker reports it."""
     if not hasattr(kv_cache_utils, "get_kv_cache_capacity"):
         return {
             "worker": {
@@ -221,7 +221,7 @@ def sized(planned: Any, specs: Mapping[str, Any]) -> SizedPlan:
 
 
 def in_one_allocation(tensors: Sequence[Any]) -> bool:
-    """Whether the plan's tensors lie in one allocation: they do if they list `layers` or have a stride."""
+    """Whether a plan has one allocation for all tensors: they then list `layers` or have a block stride."""
     return bool(tensors) and all(
         hasattr(tensor, "layers") or getattr(tensor, "block_stride", 0) for tensor in tensors
     )
@@ -262,7 +262,7 @@ def manager_class(spec: Any) -> Any:
 
 
 def engine_config(specs: Mapping[str, Any], max_model_len: int, max_in_flight_tokens: int) -> Any:
-    """The configuration of an engine with one GPU: every setting that any release reads."""
+    """The configuration of an engine with one GPU, with every setting that any release reads."""
     modes = [spec.mamba_cache_mode for spec in specs.values() if hasattr(spec, "mamba_cache_mode")]
     return SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=max_model_len, original_max_model_len=max_model_len),

@@ -140,7 +140,7 @@ def _is_vllm(requirement: str) -> bool:
 
 
 def _why_not_chosen(plugin: Plugin, platform: type[Any]) -> str:
-    """The reason why vLLM did not choose the plugin. vLLM skips a plugin that fails, so ask it again."""
+    """The reason why vLLM did not choose the plugin. vLLM hides a plugin's errors, so this loads it again."""
     entry = next(e for e in importlib.metadata.entry_points(group=PLATFORMS) if e.name == plugin.name)
     try:
         answer = entry.load()()
@@ -207,7 +207,7 @@ def _vllm_version() -> str:
 
 
 def _in_a_child(plugin: Plugin) -> dict[str, Any]:
-    """Run `_explore` in a child, so that this process stays as it is after loading."""
+    """Run `_explore` in a child, so that its imports and registrations do not change this process."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -323,7 +323,10 @@ def _family(root: type[Any]) -> Iterator[type[Any]]:
 
 
 def modules_defining(packages: Sequence[str], names: set[str]) -> list[str]:
-    """Modules of the packages whose source has a class that derives, by name, from one of these."""
+    """The modules of the packages that define a class with one of these names among its bases.
+
+    Bases of bases count, too, if they are in the packages. The source is read, not imported.
+    """
     classes: dict[str, list[tuple[str, set[str]]]] = {}
     for package in packages:
         spec = importlib.util.find_spec(package)
@@ -347,7 +350,7 @@ def modules_defining(packages: Sequence[str], names: set[str]) -> list[str]:
 
 
 def _classes_in(path: Path) -> list[tuple[str, set[str]]]:
-    """Each class in a file, with the last part of the name of each base."""
+    """The name of each class in a file, and the names of its bases without their modules."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):

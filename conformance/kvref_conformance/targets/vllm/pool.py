@@ -1,4 +1,4 @@
-"""The part `pool` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
+"""The part `pool` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def create(
 
 @lru_cache(maxsize=1024)
 def request_of(tokens: tuple[int, ...], hash_block_size: int) -> Any:
-    """A request of these tokens, cached because making one takes longer than the calls of the pool."""
+    """A request with these tokens. It is cached, because making one takes longer than the pool's calls."""
     return Request(
         request_id="request",
         prompt_token_ids=list(tokens),
@@ -112,7 +112,10 @@ def usage() -> float:
 
 
 def hash_name(block_hash: Any) -> str:
-    """The last bytes of a hash. In releases that concatenate the hashes of small blocks: of the last one."""
+    """A short name for a hash: its last bytes.
+
+    Some releases concatenate the hashes of small blocks. The name is then that of the last one.
+    """
     last: bytes = block_hash[-6:]
     return last.hex()
 
@@ -123,7 +126,7 @@ def key_name(key: Any) -> str:
 
 
 def free_list_of(pool: Any) -> list[int]:
-    """The free list. If a broken target has made it a ring, it is cut."""
+    """The free list, in order. If a broken target has made the list a ring, the result is cut off."""
     listed: list[int] = []
     block = pool.free_block_queue.fake_free_list_head.next_free_block
     while block is not None and block.next_free_block is not None and len(listed) <= len(pool.blocks):

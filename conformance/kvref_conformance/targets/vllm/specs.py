@@ -1,4 +1,4 @@
-"""The part `specs` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone."""
+"""The part `specs` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
 
 from __future__ import annotations
 

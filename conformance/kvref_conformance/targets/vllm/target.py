@@ -95,7 +95,7 @@ def _capabilities() -> dict[str, Json]:
 
 
 class VllmTarget:
-    """The vLLM that this process imports, as a target, perhaps with a plugin."""
+    """The vLLM that this process imports, as a target, with or without a plugin."""
 
     name = "vllm"
     capabilities: Mapping[str, Json] = MappingProxyType(_capabilities())
@@ -124,7 +124,7 @@ class VllmTarget:
 
     @property
     def setup(self) -> dict[str, Json] | None:
-        """The arguments of `use_plugin` by which a stand-alone program loads the plugin; None without one."""
+        """The arguments of `use_plugin` for stand-alone programs; None if there is no plugin."""
         return self._plugin.setup if self._plugin else None
 
     @property

@@ -1,4 +1,4 @@
-"""The part `tensors` of vLLM. Stand-alone programs copy this module, so it imports vLLM alone.
+"""The part `tensors` of vLLM. Stand-alone programs copy this module, so it imports only vLLM.
 
 It calls the functions by which an engine and its model runner make specs, groups, the plan, kernel blocks,
 memory and views, in the same order.
@@ -56,7 +56,7 @@ def allocate(
     sharing: Sequence[Pair],
     device: str,
 ) -> Caches:
-    """Allocate as a model runner does. `buffers` is the one way that this release declares."""
+    """Allocate as a model runner does. `buffers` is not needed: each release allocates in one way only."""
     engine, config = plan_of_model(layers, num_blocks, layout, kernel_block_size, sharing)
     sizes = buffer_sizes(config)
     soil(sizes, device)
@@ -85,7 +85,7 @@ def plan_of_model(
     kernel_block_size: int | None,
     sharing: Sequence[Pair],
 ) -> tuple[Any, Any]:
-    """An engine with a model of these layers, and the plan of their memory."""
+    """The configuration of an engine with these layers as its model, and the plan of their memory."""
     given = make_all(layers)
     engine = engine_of(given, num_blocks, layout)
     model = layers_of_model(given, sharing, layout, kernel_block_size)
@@ -99,7 +99,7 @@ def plan_of_model(
 
 
 def engine_of(specs: Mapping[str, Any], num_blocks: int, layout: str) -> Any:
-    """The configuration of an engine with one GPU and this many blocks: what any release reads of it."""
+    """The configuration of an engine with one GPU and this many blocks, as far as any release reads it."""
     engine = engine_config(specs, max_model_len=1, max_in_flight_tokens=1)
     engine.cache_config.num_gpu_blocks_override = num_blocks
     engine.cache_config.kv_sharing_fast_prefill = False
@@ -112,7 +112,7 @@ def engine_of(specs: Mapping[str, Any], num_blocks: int, layout: str) -> Any:
 
 
 def has_layouts() -> bool:
-    """Whether the engine has a layout. If not, each backend has its own."""
+    """Whether this release has one layout for the engine. If not, each backend has its own."""
     return find_spec("vllm.v1.kv_cache_layout") is not None
 
 
@@ -121,7 +121,7 @@ def known_layouts() -> Any:
 
 
 def way_of_buffers() -> str:
-    """`each` if this release allocates a buffer for each tensor of a plan, `one` if a single one for all."""
+    """`each` if this release allocates a buffer for each tensor of a plan, `one` if all share one buffer."""
     return "one" if has_layouts() else "each"
 
 
@@ -129,7 +129,8 @@ def layouts() -> list[str]:
     """The layouts that the kernels of this release use.
 
     In releases that leave layouts to backends, these are the layouts of FlashAttention and similar backends.
-    Left out is the one with K of all blocks first if only ROCm's backend has it: connectors cannot use that.
+    Layouts with K of all blocks first are left out if only ROCm's backend has them, because connectors cannot
+    use them.
     """
     if has_layouts():
         return [layout.name for layout in known_layouts()]
@@ -228,7 +229,7 @@ def layer_facts(layer: str) -> LayerTensors:
 
 
 def content_size(spec: Any) -> int:
-    """Bytes of a page without padding. Specs of recurrent layers do not show it, so it is computed."""
+    """Bytes of a page without padding. Specs of recurrent layers have no such field, so it is computed."""
     size = unpadded_page_size(spec)
     return int(replace(spec, page_size_padded=None).page_size_bytes if size is None else size)
 

@@ -1,1 +1,1 @@
-"""Operations on the fast half of the reference, where they differ from those on the plain half."""
+"""The parts of `reference:fast` that differ from those of `reference`."""

@@ -1,4 +1,4 @@
-"""Operations on the fast canonical view. Imports kvref alone; copied into stand-alone programs."""
+"""The part `canonical` of `reference:fast`. Stand-alone programs copy this: it imports only kvref."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on a connector and the fast pool. Imports kvref alone; copied into stand-alone programs."""
+"""The part `connector` of `reference:fast`. Stand-alone programs copy this: it imports only kvref."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations on the reference's fast pool. Imports kvref alone, and is copied into stand-alone programs."""
+"""The part `pool` of `reference:fast`. Stand-alone programs copy this module, so it imports only kvref."""
 
 from __future__ import annotations
 

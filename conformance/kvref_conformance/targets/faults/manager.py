@@ -26,6 +26,7 @@ _take_new_block_ids = KVCacheManager.take_new_block_ids
 _reset_prefix_cache = BlockPool.reset_prefix_cache
 _free = KVCacheManager.free
 _get_computed_blocks = KVCacheManager.get_computed_blocks
+_settle = FastKVCacheManager._settle
 
 
 def reset_refused_by_an_error() -> ReferenceTarget:
@@ -210,10 +211,9 @@ def hit_within_a_block_not_copied() -> ReferenceTarget:
 
 def settled_a_token_too_long() -> ReferenceTarget:
     """The fast cache manager counts a request as settled for one token too many."""
-    settle = FastKVCacheManager._settle
 
     def settle_longer(manager: FastKVCacheManager, request_id: str, num_tokens: int) -> None:
-        settle(manager, request_id, num_tokens)
+        _settle(manager, request_id, num_tokens)
         if manager._settled[request_id]:
             manager._settled[request_id] += 1
 

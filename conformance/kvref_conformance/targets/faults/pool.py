@@ -18,6 +18,7 @@ _cache_full_blocks = BlockPool.cache_full_blocks
 _reset_prefix_cache = BlockPool.reset_prefix_cache
 _drop_keys = BlockPool._drop_keys
 _add_to_free_list = BlockPool._add_to_free_list
+_enqueue = FastBlockPool._enqueue
 
 
 def found_blocks_counted_as_free() -> ReferenceTarget:
@@ -122,10 +123,9 @@ def refused_reset_clears_what_is_free() -> ReferenceTarget:
 
 def fast_pool_reuses_the_beginning_first() -> ReferenceTarget:
     """In the fast pool, cached blocks that are freed together are reused in the reverse order."""
-    enqueue = FastBlockPool._enqueue
 
     def reversed_enqueue(pool: FastBlockPool, blocks: Sequence[int]) -> None:
-        enqueue(pool, blocks[::-1])
+        _enqueue(pool, blocks[::-1])
 
     break_it(FastBlockPool, "_enqueue", reversed_enqueue)
     return ReferenceTarget()

@@ -27,7 +27,7 @@ from kvref_conformance.running.fuzz_store import Finding, Store
 LOSING = "hostile_operations:merge_loses_field"
 MERGE = ("--laws", "spec.merge-identity", "--subjects", "SlidingWindow*")
 FAULT = "kvref_conformance.targets.faults.shadow:salt_not_hashed"
-SHADOW = ("--laws", "shadow.*")
+SHADOW = ("--laws", "shadow.hit-content", "--subjects", "FullAttentionSpec")
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_killed_at_once_it_has_lost_nothing_and_goes_on(kvref: Kvref, folder: Pa
         validate(json.loads(path.read_text()), "trace")
         assert kvref("replay", path, FAULT).code == 1
     interrupted = state(folder)["round"]
-    # On a slow machine a minute is too little to reduce the finding; the same command resumes.
+    # A slow machine may need more than one run to reduce the findings; the same command resumes.
     for _ in range(4):
         assert fuzz(kvref, FAULT, folder, *SHADOW, seconds=12).code == 1
         after = state(folder)

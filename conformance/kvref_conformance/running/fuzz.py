@@ -91,7 +91,9 @@ class Fuzz:
                 if message is None:
                     self._over(task)
                 elif "broke" in message:
-                    self._broke(task, message["broke"])
+                    self._broke(task, message["broke"], reduced=False)
+                elif "reduced" in message:
+                    self._confirm(self._broke(task, message["reduced"], reduced=True))
                 else:
                     task.counted = message["counted"]
                 self._collect()
@@ -174,9 +176,9 @@ class Fuzz:
 
     # What units find.
 
-    def _broke(self, task: _Task, found: dict[str, Any]) -> None:
+    def _broke(self, task: _Task, found: dict[str, Any], *, reduced: bool) -> Finding | None:
         row = self._checker.confirmer.broken_row(LAWS[found["law"]], task.unit.subject, found)
-        self._found(task, row, reduced=False)
+        return self._found(task, row, reduced=reduced)
 
     def _found(self, task: _Task, row: Row, *, reduced: bool) -> Finding | None:
         """Save a finding if it is new, or reduced for the first time. Returns None if it is not saved."""

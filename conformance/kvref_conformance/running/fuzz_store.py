@@ -162,6 +162,15 @@ class Store:
         for entry in document["findings"]:
             if entry["law"] in LAWS and (finding := self._finding(entry)):
                 self.findings[finding.key] = finding
+        self._remove_unlisted(
+            {name for entry in document["findings"] for name in (entry["trace"], entry["repro"])}
+        )
+
+    def _remove_unlisted(self, listed: set[str | None]) -> None:
+        """Remove the files of a finding that a killed fuzz wrote and could not list: its unit runs again."""
+        for path in [*self.directory.glob("traces/*.json"), *self.directory.glob("repro/*.py")]:
+            if path.relative_to(self.directory).as_posix() not in listed:
+                path.unlink()
 
     def _finding(self, entry: dict[str, Any]) -> Finding | None:
         """The listed finding; None if its files are gone, so that the fuzz can find it again."""

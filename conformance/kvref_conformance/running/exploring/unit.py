@@ -101,6 +101,11 @@ class Report:
         if shown := _shown(law, look(), facet):
             self._channel.send({"broke": {"law": law.id, **shown}})
 
+    def reduced(self, law: Law, smallest: dict[str, Any]) -> None:
+        """Report the reduced example of a failure: the fuzz may end before all failures are reduced."""
+        if self._fuzzing and "trace" in smallest:
+            self._channel.send({"reduced": {"law": law.id, **smallest}})
+
 
 def prepare_host(folder: Path) -> None:
     """Import and warm up, in a host, what all units forked from it need."""
@@ -138,12 +143,15 @@ def run_unit(target: Target, request: Message, channel: Channel, measure: Measur
         facets = sorted(drawn.union(driven[law.id]) - set(known))
         seen.update((law.id, facet) for facet in [*known, *facets])
         facets.sort(key=lambda facet: facet in accepted)
-        found["broken"] = [
-            _reduce(explorer, law, facet, report)
-            if facet in drawn
-            else _reduce_driven(driver, driven[law.id][facet], law, facet, report)
-            for facet in facets[:MAX_FACETS]
-        ]
+        found["broken"] = []
+        for facet in facets[:MAX_FACETS]:
+            smallest = (
+                _reduce(explorer, law, facet, report)
+                if facet in drawn
+                else _reduce_driven(driver, driven[law.id][facet], law, facet, report)
+            )
+            found["broken"].append(smallest)
+            report.reduced(law, smallest)
         found["unreduced"] = facets[MAX_FACETS:]
     if request["symbolic"] and not findings["died"]:
         # CrossHair takes long to load: only when needed.

@@ -16,25 +16,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
-from kvref_conformance import baseline as baselines
+from kvref_conformance.documents import baseline as baselines
 from kvref_conformance.documents.baseline import Known
-from kvref_conformance.documents.names import repro_name, trace_name
+from kvref_conformance.documents.folder import ForeignDirectory, claim
+from kvref_conformance.documents.names import repro_name, slug, trace_digest, trace_name
+from kvref_conformance.documents.results import Result, Row, Status, Trace
 from kvref_conformance.documents.schemas import InvalidDocument, validate
 from kvref_conformance.laws import LAWS
-from kvref_conformance.laws.core import Law, Level, Result, Row, Status, Trace
-from kvref_conformance.report import (
-    ForeignDirectory,
-    claim,
-    progress,
-    render,
-    render_laws,
-    trace_digest,
-    write_report,
-)
+from kvref_conformance.laws.core import Law, Level
+from kvref_conformance.report.files import write_report
 from kvref_conformance.report.narrate import describe_operation, describe_outcome, narrate
-from kvref_conformance.report.progress import is_live
-from kvref_conformance.report.terminal import Invocation, open_console, render_setup
-from kvref_conformance.report.text import slug, visible
+from kvref_conformance.report.progress import is_live, progress
+from kvref_conformance.report.terminal import Invocation, open_console, render, render_laws, render_setup
+from kvref_conformance.report.text import visible
 
 MLA: dict[str, Any] = {
     "class": "MLAAttentionSpec",
@@ -504,7 +498,7 @@ broken  spec.merge-identity [MLAAttentionSpec: alignment]  safety
   observed  alignment is None, was 576
   trace     build MLAAttentionSpec(block_size=16, num_kv_heads=1,
                 dtype=float16, alignment=576)
-            merge [that]
+            merge [the spec]
   program   out/repro/spec.merge-identity-{merge}.py
   explain   kvref explain spec.merge-identity
   replay    kvref replay out/traces/spec.merge-identity-{merge}.json
@@ -515,7 +509,7 @@ broken  spec.refusals [MLAAttentionSpec]  robustness: counts with --strict
   remark    no such refusal is in the plan either
   trace     build MLAAttentionSpec(block_size=16, num_kv_heads=1,
                 dtype=float16, alignment=576)
-            merge [that]
+            merge [the spec]
   program   out/repro/spec.refusals-{refusals}.py
   explain   kvref explain spec.refusals
   replay    kvref replay out/traces/spec.refusals-{refusals}.json
@@ -547,7 +541,7 @@ broken  spec.merge-identity [MLAAttentionSpec: alignment]  safety
   observed  alignment is None, was 576
   trace     build MLAAttentionSpec(block_size=16, num_kv_heads=1,
                 dtype=float16, alignment=576)
-            merge [that]
+            merge [the spec]
   program   out/repro/spec.merge-identity-{merge}.py
   explain   kvref explain spec.merge-identity
   replay    kvref replay out/traces/spec.merge-identity-{merge}.json
@@ -558,7 +552,7 @@ broken  spec.refusals [MLAAttentionSpec]  robustness: counts with --strict
   remark    no such refusal is in the plan either
   trace     build MLAAttentionSpec(block_size=16, num_kv_heads=1,
                 dtype=float16, alignment=576)
-            merge [that]
+            merge [the spec]
   program   out/repro/spec.refusals-{refusals}.py
   explain   kvref explain spec.refusals
   replay    kvref replay out/traces/spec.refusals-{refusals}.json
@@ -734,10 +728,10 @@ def test_of_a_long_trace_the_end_is_shown() -> None:
     row.trace = trace_of(row, [op("pool.touch", blocks=[n]) for n in range(20)])
     lines = rendered(result_of(row)).splitlines()
     assert "  trace     ... 12 operations; -v shows them" in lines
-    assert [line.strip() for line in lines if "touch the blocks" in line] == [
-        f"touch the blocks [{n}]" for n in range(12, 20)
+    assert [line.strip() for line in lines if "touch block" in line] == [
+        f"touch block {n}" for n in range(12, 20)
     ]
-    assert rendered(result_of(row), verbose=True).count("touch the blocks") == 20
+    assert rendered(result_of(row), verbose=True).count("touch block") == 20
 
 
 def test_without_colour_there_are_no_control_codes(monkeypatch: pytest.MonkeyPatch) -> None:

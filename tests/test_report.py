@@ -706,7 +706,8 @@ def of_all_laws(*accepted: Known) -> Result:
 )
 def test_what_is_in_order_takes_a_line_for_each_area(accepted: tuple[Known, ...], most: int) -> None:
     result = of_all_laws(*accepted)
-    lines = (set_up(result) + rendered(result)).splitlines()
+    result.notes = ["kvref does not know the kind of these classes: " + "SomeVendorSpec, " * 6]
+    lines = (set_up(result) + rendered(result, directory=Path("kvref-report"))).splitlines()
     assert len(lines) < most
     assert max(map(len, lines)) <= 80
     for area in {law.area for law in LAWS.values()}:

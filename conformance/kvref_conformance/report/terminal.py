@@ -72,7 +72,7 @@ _MOST_OPERATIONS = 8
 _FEW_OPERATIONS = 4
 """If only this many operations would be left out, they are shown, too."""
 _MOST_NOTES = 5
-_MOST_CAUSES = 5
+_MOST_CAUSES = 3
 """Without `verbose`, this many known causes are shown with their titles, the others only by name."""
 
 _MOST_FILES = 20

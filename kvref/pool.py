@@ -1,7 +1,6 @@
 """The block pool: reference counts and the free list, on top of the prefix-cache index.
 
-This pool is written to be read. `kvref.fast.pool` does the same in less time, and the law
-`pool.variants-agree` compares the two.
+`kvref.fast.pool` does the same in less time. The law `pool.variants-agree` compares the two.
 
 A block is a number. Block 0 is the *null block*: it stands for "no block needed here", and the pool never
 allocates, counts or caches it. Every other block is either referenced or in the free list. A free block keeps

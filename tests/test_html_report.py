@@ -16,6 +16,7 @@ import pytest
 from conftest import Kvref
 from hypothesis import given, settings, strategies as st
 
+from kvref_conformance.documents.causes import Cause, Severity
 from kvref_conformance.documents.results import FileReached, Reached, Result, Row, Status
 from kvref_conformance.documents.schemas import TRACE
 from kvref_conformance.laws import LAWS
@@ -290,6 +291,18 @@ def test_findings_are_grouped_by_cause() -> None:
         )
     ]
     assert places == sorted(places)
+
+
+def test_a_known_cause_heads_its_findings() -> None:
+    cause = Cause("merge-drops", "merge drops a field.", Severity.CRASH, "Copies lack it.", "https://x.org/1")
+    rows = [
+        Row("hash.total", Level.SAFETY, "A", Status.KNOWN, message=message, cause=cause)
+        for message in (cause.title, "It drops g.")
+    ]
+    text = harmless(page(result(*rows))).text
+    about = "merge drops a field. 2 findings Copies lack it. crash; cause merge-drops; https://x.org/1"
+    assert about in text
+    assert text.index(about) < text.index("It drops g.")
 
 
 def test_headings_are_in_order() -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from kvref_conformance.documents import baseline as baselines
 from kvref_conformance.documents.baseline import Known
+from kvref_conformance.documents.causes import Cause, Severity
 from kvref_conformance.documents.folder import ForeignDirectory, claim
 from kvref_conformance.documents.names import repro_name, slug, trace_digest, trace_name
 from kvref_conformance.documents.results import Result, Row, Status, Trace
@@ -27,13 +28,7 @@ from kvref_conformance.laws.core import Law, Level
 from kvref_conformance.report.files import write_report
 from kvref_conformance.report.narrate import describe_operation, describe_outcome, narrate
 from kvref_conformance.report.progress import is_live, progress
-from kvref_conformance.report.terminal import (
-    Invocation,
-    open_console,
-    render,
-    render_laws,
-    render_setup,
-)
+from kvref_conformance.report.terminal import Invocation, open_console, render, render_laws, render_setup
 from kvref_conformance.report.text import visible
 
 MLA: dict[str, Any] = {
@@ -695,7 +690,8 @@ def of_all_laws(*accepted: Known) -> Result:
                 each.facet,
                 90,
                 seconds=2.0,
-                message=each.reason,
+                message=each.message,
+                cause=each.cause,
             )
             for each in known
         ]
@@ -710,12 +706,76 @@ def of_all_laws(*accepted: Known) -> Result:
 )
 def test_what_is_in_order_takes_a_line_for_each_area(accepted: tuple[Known, ...], most: int) -> None:
     result = of_all_laws(*accepted)
-    lines = (set_up(result) + rendered(result)).splitlines()
+    result.notes = ["kvref does not know the kind of these classes: " + "SomeVendorSpec, " * 6]
+    lines = (set_up(result) + rendered(result, directory=Path("kvref-report"))).splitlines()
     assert len(lines) < most
     assert max(map(len, lines)) <= 80
     for area in {law.area for law in LAWS.values()}:
         assert sum(line.startswith(f"{area} ") for line in lines) == 1
+    causes = {each.cause.id for each in accepted if each.cause}
+    assert all(sum(f"{cause}" in line for line in lines) == 1 for cause in causes)
     assert len(rendered(result, verbose=True).splitlines()) > len(LAWS)
+
+
+CAUSE = Cause("merge-drops", "merge drops a field.", Severity.CRASH, "Copies lack it.", "https://x.org/1")
+OTHER = Cause("hash-lost", "The hash is lost.", Severity.WRONG_OUTPUT)
+
+
+def caused(cause: Cause | None, facet: str, message: str = "") -> Row:
+    message = message or (cause.title if cause else "issue 1")
+    return Row("spec.x", Level.SAFETY, "A", Status.KNOWN, facet, 9, message=message, cause=cause)
+
+
+def test_what_is_known_is_grouped_by_cause() -> None:
+    rows = [caused(CAUSE, "f"), caused(CAUSE, "g", "It drops g."), caused(OTHER, "h"), caused(None, "i")]
+    result = result_of(*rows)
+    lines = rendered(
+        result, invocation=Invocation(["toy"], [("--baseline", "b"), ("--strict",)])
+    ).splitlines()
+    place = lines.index("2 known causes, worst first; all of them: kvref causes --baseline b toy")
+    assert lines[place + 1 : place + 4] == [
+        "wrong output  hash-lost (1): The hash is lost.",
+        "crash  merge-drops (2): merge drops a field.",
+        "",
+    ]
+    assert "verdict: conformant, with 2 known causes in vllm 0.32.0" in lines
+    full = rendered(result, verbose=True).splitlines()
+    place = full.index("known  spec.x [A: i]  issue 1")
+    assert full[place + 1 : place + 10] == [
+        "",
+        "wrong output  hash-lost (1): The hash is lost.",
+        "  spec.x [A: h]",
+        "",
+        "crash  merge-drops (2): merge drops a field.",
+        "  Copies lack it.",
+        "  https://x.org/1",
+        "  spec.x [A: f]",
+        "  spec.x [A: g]: It drops g.",
+    ]
+
+
+def test_only_a_verdict_without_findings_names_known_causes() -> None:
+    assert "verdict: not conformant" in rendered(result_of(*small().rows, caused(CAUSE, "f"))).splitlines()
+    assert "verdict: conformant" in rendered(result_of(caused(None, "f"))).splitlines()
+
+
+def test_machines_read_the_causes(tmp_path: Path) -> None:
+    write_report(result_of(caused(CAUSE, "f"), caused(CAUSE, "g"), caused(None, "h")), tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["causes"] == [
+        {
+            "id": "merge-drops",
+            "title": "merge drops a field.",
+            "severity": "crash",
+            "detail": "Copies lack it.",
+            "link": "https://x.org/1",
+            "rows": 2,
+        }
+    ]
+    assert [row.get("cause") for row in report["laws"]] == ["merge-drops", "merge-drops", None]
+    assert (
+        'message="known (crash, merge-drops): merge drops a field."' in (tmp_path / "junit.xml").read_text()
+    )
 
 
 def test_many_findings_of_a_law_take_a_line_each() -> None:
@@ -737,7 +797,7 @@ def test_of_a_long_trace_the_end_is_shown() -> None:
     assert [line.strip() for line in lines if "touch block" in line] == [
         f"touch block {n}" for n in range(12, 20)
     ]
-    assert rendered(result_of(row), verbose=True).count("touch block ") == 20
+    assert rendered(result_of(row), verbose=True).count("touch block") == 20
 
 
 def test_without_colour_there_are_no_control_codes(monkeypatch: pytest.MonkeyPatch) -> None:

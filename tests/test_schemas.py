@@ -53,7 +53,12 @@ def baseline() -> dict[str, Any]:
                 "link": "https://example.org/1",
                 "trace": {"runs": copy.deepcopy(RUNS)},
             },
-            {**known, "reason": "merge drops it", "trace": {"runs": copy.deepcopy(RUNS)}},
+            {
+                **known,
+                "cause": "merge-drops",
+                "reason": "merge drops it",
+                "trace": {"runs": copy.deepcopy(RUNS)},
+            },
         ],
     }
 
@@ -86,10 +91,21 @@ def report() -> dict[str, Any]:
                 "driven_steps": 0,
                 "driven_seconds": 0.0,
                 "message": "",
+                "cause": "merge-drops",
                 "expected": "merge([s]) == s",
                 "observed": "alignment is None",
                 "trace": "traces/spec.merge-identity-1a2b3c4d.json",
                 "repro": "repro/spec.merge-identity-1a2b3c4d.py",
+            }
+        ],
+        "causes": [
+            {
+                "id": "merge-drops",
+                "title": "merge drops it.",
+                "severity": "wrong output",
+                "detail": "",
+                "link": None,
+                "rows": 1,
             }
         ],
         "coverage": {
@@ -312,6 +328,8 @@ def test_traces_and_baselines_agree_on_runs() -> None:
         ("trace", ("target", "version"), 32, "$.target.version"),
         ("baseline", ("known", 1, "trace", "law"), "x", "$.known[1].trace"),
         ("baseline", ("known", 1, "reason"), "", "$.known[1].reason"),
+        ("baseline", ("known", 1, "cause"), "No Id", "$.known[1].cause"),
+        ("report", ("causes", 0, "severity"), "bad", "$.causes[0].severity"),
         ("baseline", ("known", 0, "link"), "javascript:alert(1)", "$.known[0].link"),
         ("baseline", ("known", 0, "trace", "runs", 0, "flags"), ["-m"], "$.known[0].trace.runs[0].flags[0]"),
         ("profile", ("known", 0, "until"), "soon", "$.known[0].until"),

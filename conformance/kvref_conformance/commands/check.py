@@ -127,7 +127,17 @@ def check(
     symbolic = is_symbolic(backend, laws)
     worker, declared = choice.prepare()
     depth, budget = depth or declared.depth or DEPTH, declared.budget if budget is None else budget
-    options = Options(laws, depth, seed, budget, jobs, strict, subjects, symbolic=symbolic)
+    options = Options(
+        laws,
+        depth,
+        seed,
+        budget,
+        jobs,
+        strict,
+        subjects,
+        symbolic=symbolic,
+        known_programs=report is not None,
+    )
     worker = replace(worker, measured=measured, symbolic=symbolic)
     with ExitStack() as stack:
         with progress(open_console(stderr=True)) as watcher:

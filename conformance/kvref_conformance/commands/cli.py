@@ -6,6 +6,7 @@ import click
 
 import kvref
 from kvref_conformance.commands.bench import bench
+from kvref_conformance.commands.causes import causes
 from kvref_conformance.commands.check import check
 from kvref_conformance.commands.diff import diff
 from kvref_conformance.commands.doctor import doctor
@@ -47,5 +48,20 @@ def cli() -> None:
     """
 
 
-for command in (check, fuzz, doctor, explain, laws, replay, diff, init, hosts, matrix, prove, faults, bench):
+for command in (
+    check,
+    causes,
+    fuzz,
+    doctor,
+    explain,
+    laws,
+    replay,
+    diff,
+    init,
+    hosts,
+    matrix,
+    prove,
+    faults,
+    bench,
+):
     cli.add_command(command)

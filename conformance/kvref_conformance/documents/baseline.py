@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from kvref_conformance.documents import schemas
-from kvref_conformance.documents.results import Result, Status, Trace
+from kvref_conformance.documents.causes import Cause, shipped_causes
+from kvref_conformance.documents.results import Result, Row, Status, Trace
 
 
 class BaselineError(ValueError):
@@ -22,19 +23,27 @@ class Known:
     """A known finding, and why it is accepted for now.
 
     Law, subject and facet identify the finding. Its trace decides whether the finding is still there. Other
-    traces with the same facet count as the same finding, because examples differ between seeds.
+    traces with the same facet count as the same finding, because examples differ between seeds. An entry has
+    a cause, a reason, or both.
     """
 
     law: str
     subject: str
     facet: str
-    reason: str
     trace: Trace
+    cause: Cause | None = None
+    reason: str = ""
+    """What the cause does not say."""
     link: str = ""
 
     @property
     def title(self) -> str:
         return f"{self.law} [{self.subject}{': ' + self.facet if self.facet else ''}]"
+
+    @property
+    def message(self) -> str:
+        """Why the finding is known: its own reason, or the title of its cause."""
+        return self.reason or (self.cause.title if self.cause else "")
 
 
 @dataclass(frozen=True)
@@ -73,13 +82,13 @@ def _shipped_files() -> dict[str, Traversable]:
 def _parse(name: str, text: str) -> Baseline:
     document = json.loads(text)
     schemas.validate(document, "baseline")
-    known = [Known(**entry) for entry in document["known"]]
+    known = [_known(entry) for entry in document["known"]]
     for other, laws in document.get("as_in", {}).items():
         entries = {entry.title: entry for entry in _own_entries(other)}
         for law, subjects in laws.items():
             for subject, facets in subjects.items():
                 for facet in facets:
-                    title = Known(law, subject, facet, "", {}).title
+                    title = Known(law, subject, facet, {}).title
                     if title not in entries:
                         raise BaselineError(f"{name} lists {title} as in {other}, which has no such entry")
                     known.append(entries[title])
@@ -91,22 +100,32 @@ def _own_entries(name: str) -> list[Known]:
     file = _shipped_files().get(name)
     if file is None:
         raise BaselineError(f"there is no shipped baseline {name}")
-    return [Known(**entry) for entry in json.loads(file.read_text(encoding="utf-8"))["known"]]
+    return [_known(entry) for entry in json.loads(file.read_text(encoding="utf-8"))["known"]]
+
+
+def _known(entry: dict[str, Any]) -> Known:
+    cause = entry.get("cause")
+    if cause is not None and cause not in shipped_causes():
+        raise BaselineError(
+            f"{entry['law']} [{entry['subject']}] names the cause {cause!r}, which does not exist"
+        )
+    return Known(**{**entry, "cause": cause and shipped_causes()[cause]})
 
 
 def save(result: Result, path: Path) -> None:
-    """Write the findings of a run as a baseline to review. Known findings keep their reasons.
+    """Write the findings of a run as a baseline to review. Known findings keep their causes and reasons.
 
-    You write the reason of each new finding by hand. If the baseline of another version has an entry with the
-    same reason and trace, the entry is only listed in `as_in`.
+    You write the cause or the reason of each new finding by hand. If the baseline of another version has an
+    entry with the same cause, reason and trace, the entry is only listed in `as_in`.
     """
     entries = [
         Known(
             row.law,
             row.subject,
             row.facet,
-            row.message if row.status is Status.KNOWN else "NOT REVIEWED",
             {"runs": row.trace["runs"]},
+            row.cause,
+            _own_reason(row),
         )
         for row in result.rows
         if row.status in (Status.BROKEN, Status.KNOWN) and row.trace is not None
@@ -135,5 +154,19 @@ def save(result: Result, path: Path) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+def _own_reason(row: Row) -> str:
+    if row.status is not Status.KNOWN:
+        return "NOT REVIEWED"
+    return "" if row.cause is not None and row.message == row.cause.title else row.message
+
+
 def _entry(known: Known) -> dict[str, Any]:
-    return {name: value for name, value in asdict(known).items() if name != "link" or value}
+    return {
+        "law": known.law,
+        "subject": known.subject,
+        "facet": known.facet,
+        **({"cause": known.cause.id} if known.cause else {}),
+        **({"reason": known.reason} if known.reason else {}),
+        **({"link": known.link} if known.link else {}),
+        "trace": known.trace,
+    }

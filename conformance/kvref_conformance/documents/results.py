@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from kvref_conformance.documents.causes import Cause, by_cause
 from kvref_conformance.laws.core import Level
 
 Trace = dict[str, Any]
@@ -70,11 +71,13 @@ class Row:
     driven_steps: int = 0
     driven_seconds: float = 0.0
     message: str = ""
+    cause: Cause | None = None
+    """The cause of what is known, if the baseline names one."""
     expected: str = ""
     observed: str = ""
     trace: Trace | None = None
     program: str | None = None
-    """Source of the stand-alone program, for what broke in this run."""
+    """Source of the stand-alone program, for what broke in this run, and for one row of each known cause."""
     events: list[list[dict[str, Any]]] | None = None
     """What the operations of the trace answered, by run, for what is broken."""
 
@@ -170,6 +173,11 @@ class Result:
         if any(row.status is Status.DECLARED_GAP for row in self.rows):
             return Verdict.CONFORMANT_WITH_GAPS
         return Verdict.CONFORMANT
+
+    @property
+    def causes(self) -> dict[Cause, list[Row]]:
+        """The rows of each known cause, the worst severity first."""
+        return by_cause(row for row in self.rows if row.status is Status.KNOWN)
 
     @property
     def totals(self) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def report_document(result: Result) -> dict[str, Any]:
             "totals": result.totals,
             "notes": result.notes,
             "laws": [_row(row) for row in result.rows],
+            **({"causes": causes} if (causes := _causes(result)) else {}),
             **({"coverage": coverage_document(result.coverage)} if result.coverage is not None else {}),
         }
     )
@@ -115,11 +117,19 @@ def _row(row: Row) -> dict[str, Any]:
         "driven_steps": row.driven_steps,
         "driven_seconds": round(row.driven_seconds, 3),
         "message": row.message,
+        **({"cause": row.cause.id} if row.cause else {}),
         "expected": row.expected,
         "observed": row.observed,
         "trace": trace_name(row),
         "repro": repro_name(row),
     }
+
+
+def _causes(result: Result) -> list[dict[str, Any]]:
+    return [
+        {**asdict(cause), "severity": cause.severity.value, "link": cause.link or None, "rows": len(rows)}
+        for cause, rows in result.causes.items()
+    ]
 
 
 def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:

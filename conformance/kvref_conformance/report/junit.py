@@ -52,7 +52,8 @@ def _case(row: Row, counts: bool) -> Element:
         case Status.UNCONFIRMED | Status.INCOMPLETE:
             SubElement(case, "error", type=row.status.value, message=message).text = _story(row)
         case Status.KNOWN | Status.INHERITED | Status.DECLARED_GAP | Status.NOT_APPLICABLE:
-            SubElement(case, "skipped", message=f"{row.status}: {message}")
+            cause = f" ({row.cause.severity}, {row.cause.id})" if row.cause else ""
+            SubElement(case, "skipped", message=f"{row.status}{cause}: {message}")
     return case
 
 

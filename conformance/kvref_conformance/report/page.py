@@ -15,6 +15,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from kvref_conformance.documents.causes import Cause as KnownCause
 from kvref_conformance.documents.names import COVERAGE, plain, repro_name, trace_name
 from kvref_conformance.documents.results import Reached, Result, Row, Status
 from kvref_conformance.laws import LAWS, Law
@@ -104,6 +105,8 @@ class Cause:
     statement: str
     why: str
     count: int
+    known: KnownCause | None = None
+    """The cause that the baseline names."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +323,8 @@ def _findings(result: Result) -> Iterator[Finding]:
         if row.status in _SECTION_OF:
             section = _COUNTED if id(row) in failing else _SECTION_OF[row.status]
             broken = row.status is Status.BROKEN
-            key = (row.law, row.facet, "") if broken else ("", "", row.message or row.observed)
+            reason = row.cause.title if row.cause else row.message or row.observed
+            key = (row.law, row.facet, "") if broken else ("", "", reason)
             sections[section.id].setdefault(key, []).append(row)
     number = 0
     for section in _SECTIONS:
@@ -334,9 +338,9 @@ def _findings(result: Result) -> Iterator[Finding]:
 
 def _cause(law: str, facet: str, reason: str, rows: Sequence[Row]) -> Cause:
     if reason or rows[0].status is not Status.BROKEN:
-        return Cause(None, "", reason or "No reason given", None, "", "", len(rows))
-    known = LAWS.get(law)
-    statement, why = (known.statement, known.why) if known else ("", "")
+        return Cause(None, "", reason or "No reason given", None, "", "", len(rows), rows[0].cause)
+    broken = LAWS.get(law)
+    statement, why = (broken.statement, broken.why) if broken else ("", "")
     return Cause(law, facet, "", rows[0].level, statement, why, len(rows))
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvref_conformance.documents.causes import Cause, Severity
 from kvref_conformance.documents.names import COVERAGE, PAGE, repro_name, trace_name
 from kvref_conformance.documents.results import Result, Row, Status, Verdict
 from kvref_conformance.laws import ANSWERS, LAWS
@@ -42,6 +43,13 @@ VERDICT_STYLES = {
     Verdict.NOT_CONFORMANT: "bold red",
     Verdict.INCOMPLETE: "bold yellow",
 }
+SEVERITY_STYLES = {
+    Severity.WRONG_OUTPUT: "red",
+    Severity.CRASH: "red",
+    Severity.LEAK: "yellow",
+    Severity.LOST_REUSE: "yellow",
+    Severity.ROBUSTNESS: "cyan",
+}
 _COLUMNS = {
     "holds": (Status.HOLDS,),
     "known": (Status.KNOWN,),
@@ -64,6 +72,8 @@ _MOST_OPERATIONS = 8
 _FEW_OPERATIONS = 4
 """If only this many operations would be left out, they are shown, too."""
 _MOST_NOTES = 5
+_MOST_CAUSES = 3
+"""Without `verbose`, this many known causes are shown with their titles, the others only by name."""
 
 _MOST_FILES = 20
 _MOST_PLACES = 12
@@ -97,6 +107,11 @@ class Invocation:
     def command(self, name: str, *arguments: str) -> str:
         """A command line: another command for the same target."""
         return shlex.join(["kvref", name, *arguments, *self.target])
+
+    def causes(self) -> str:
+        """The command line that lists the known causes of the same target and baseline."""
+        baseline = [word for option in self.options if option[0] == "--baseline" for word in option]
+        return self.command("causes", *baseline)
 
     def again(self, name: str, *options: str, without: Sequence[str] = ()) -> str:
         """A command line with the same target and options, without those in `without`, plus `options`."""
@@ -144,11 +159,13 @@ def render(
         # What the vendor's own classes do comes first.
         _accepted(result, printer, Status.INHERITED)
         _accepted(result, printer, Status.KNOWN)
+        _causes_in_full(result, printer)
         _by_law(result, printer)
         _not_run(result, printer, Status.DECLARED_GAP, "declared gap: ")
         _not_run(result, printer, Status.NOT_APPLICABLE, "not applicable: ")
     else:
         _by_area(result, printer, invocation)
+        _causes(result, printer, invocation)
     _notes(result, printer, verbose)
     _coverage(result, printer, directory)
     _end(result, printer, directory, invocation)
@@ -166,7 +183,7 @@ def render_laws(laws: Sequence[Law], console: Console, verbose: bool = False) ->
                 printer.line(f"source: {source}", indent=2)
     areas = {law.area for law in laws}
     printer.blank()
-    printer.line(f"{_number(len(laws), 'law')} in {_number(len(areas), 'area')}")
+    printer.line(f"{number(len(laws), 'law')} in {number(len(areas), 'area')}")
     printer.next(f"kvref explain {laws[0].id if len(laws) == 1 else 'LAW'}")
 
 
@@ -283,7 +300,8 @@ def _names(rows: Iterable[Row]) -> list[str]:
     ]
 
 
-def _number(count: int, noun: str) -> str:
+def number(count: int, noun: str) -> str:
+    """The count with its noun: `1 row`, `2 rows`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -336,16 +354,56 @@ def _open(result: Result, printer: Printer) -> None:
 
 
 def _accepted(result: Result, printer: Printer, status: Status) -> None:
-    """Print the rows in one accepted state, by reason. They do not count for the verdict."""
-    rows = _with(result, status)
+    """Print the rows in one accepted state, by reason. They do not count for the verdict.
+
+    Rows with a known cause are left out.
+    """
+    rows = [row for row in _with(result, status) if row.cause is None]
     for reason, group in _grouped(rows, lambda row: row.message).items():
-        names: list[str] = []
-        for law, each in _grouped(group, _law).items():
-            few = len(each) <= _MOST_LAWS
-            names += map(_title, each) if few else [f"{law} ({len(each)} rows)"]
         why = f"  {reason}" if reason else ""
-        printer.line(status, style=_STYLES[status], after=f"  {', '.join(names)}{why}")
+        printer.line(status, style=_STYLES[status], after=f"  {_titles(group)}{why}")
     if rows:
+        printer.blank()
+
+
+def _titles(rows: Sequence[Row]) -> str:
+    """The laws of the rows, with subjects and facets where a law has few rows."""
+    names: list[str] = []
+    for law, each in _grouped(rows, _law).items():
+        names += map(_title, each) if len(each) <= _MOST_LAWS else [f"{law} ({len(each)} rows)"]
+    return ", ".join(names)
+
+
+def _causes(result: Result, printer: Printer, invocation: Invocation) -> None:
+    """Print the known causes: the worst with their titles, the others by name."""
+    causes = result.causes
+    if not causes:
+        return
+    first, others = [*causes][:_MOST_CAUSES], [*causes][_MOST_CAUSES:]
+    printer.line(f"{number(len(causes), 'known cause')}, worst first; all of them: {invocation.causes()}")
+    for cause in first:
+        _cause(cause, len(causes[cause]), printer)
+    for severity in dict.fromkeys(cause.severity for cause in others):
+        names = [f"{each.id} ({len(causes[each])})" for each in others if each.severity is severity]
+        printer.line(severity, style=SEVERITY_STYLES[severity], after=f"  {', '.join(names)}")
+    printer.blank()
+
+
+def _cause(cause: Cause, rows: int, printer: Printer) -> None:
+    """Print a known cause with the number of its rows."""
+    after = f"  {cause.id} ({rows}): {cause.title}"
+    printer.line(cause.severity, style=SEVERITY_STYLES[cause.severity], after=after)
+
+
+def _causes_in_full(result: Result, printer: Printer) -> None:
+    """Print each known cause with its rows."""
+    for cause, rows in result.causes.items():
+        _cause(cause, len(rows), printer)
+        for text in filter(None, (cause.detail, cause.link)):
+            printer.line(text, indent=2)
+        for reason, group in _grouped(rows, lambda row: row.message).items():
+            own = "" if reason == cause.title else f": {reason}"
+            printer.line(f"{_titles(group)}{own}", indent=2)
         printer.blank()
 
 
@@ -495,7 +553,7 @@ def _notes(result: Result, printer: Printer, verbose: bool) -> None:
     for note in result.notes[:most]:
         printer.line(f"note: {note}")
     if more := result.notes[most:]:
-        printer.line(f"and {_number(len(more), 'more note')}: add -v")
+        printer.line(f"and {number(len(more), 'more note')}: add -v")
     if result.notes:
         printer.blank()
 
@@ -553,8 +611,16 @@ def _end(result: Result, printer: Printer, directory: Path | None, invocation: I
         printer.whole(f"page: {directory / PAGE}")
     totals = ", ".join(f"{count} {status}" for status, count in result.totals.items()) or "no law was run"
     printer.line(f"{totals}; depth {result.depth}, {result.elapsed_seconds:.1f} s")
-    printer.line(f"verdict: {result.verdict}", style=VERDICT_STYLES[result.verdict])
+    printer.line(f"verdict: {result.verdict}", style=VERDICT_STYLES[result.verdict], after=_known(result))
     printer.next(_next(result, directory, invocation))
+
+
+def _known(result: Result) -> str:
+    """The end of a verdict that no finding spoils: how many known causes the target has."""
+    causes = len(result.causes)
+    passed = result.verdict in (Verdict.CONFORMANT, Verdict.CONFORMANT_WITH_GAPS)
+    release = f"{result.target['name']} {result.target['version']}"
+    return f", with {number(causes, 'known cause')} in {release}" if causes and passed else ""
 
 
 def _next(result: Result, directory: Path | None, invocation: Invocation) -> str:

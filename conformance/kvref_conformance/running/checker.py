@@ -59,6 +59,8 @@ class Options:
     """Globs; empty means every subject."""
     symbolic: bool = False
     """Whether CrossHair also makes examples, for workloads that support it."""
+    known_programs: bool = False
+    """Whether known causes get programs, too."""
 
     @property
     def selected(self) -> dict[str, list[str]]:
@@ -158,6 +160,9 @@ class Checker:
         self._accept(rows)
         shown = [row for row in rows if row.status is Status.BROKEN and row.law != ANSWERS.id]
         in_parallel(self.confirmer.observe, shown, self._options.jobs)
+        if self._options.known_programs:
+            # Their traces have just been replayed, so the programs need not run.
+            notes += self.confirmer.write_known_programs(rows)[1]
         order = list(LAWS)
         rows.sort(key=lambda row: order.index(row.law))
         result = self.setup(baseline)
@@ -337,7 +342,7 @@ class Checker:
                 unobserved = unit.workload.unobserved if unit.findings and not unit.death else ""
                 status = Status.NOT_APPLICABLE if unobserved else Status.INCOMPLETE
                 own = [new_row(law, unit.subject, status, unobserved or reason)]
-            own += [self._known_row(law, entry) for entry in expected]
+            own += [self.confirmer.known_row(entry) for entry in expected]
             if not reason:
                 facets = [*(broken["facet"] for broken in findings["broken"]), *findings["unreduced"]]
                 facets += [entry.facet for entry in expected]
@@ -368,12 +373,6 @@ class Checker:
             if row.status is Status.BROKEN and (failure := self._profile.failure(row)):
                 row.status, row.message = Status.KNOWN, failure.message
 
-    def _known_row(self, law: Law, entry: Known) -> Row:
-        row = new_row(law, entry.subject, Status.KNOWN, entry.reason)
-        row.facet = entry.facet
-        row.trace = self.confirmer.document(law, entry.subject, entry.facet, entry.trace)
-        return row
-
     def _answers_rows(self, units: list[Unit], known: list[Known]) -> list[Row]:
         """Rows of `target.answers`: one that holds, or one for each distinct way in which the target died."""
         if not units:
@@ -401,7 +400,7 @@ class Checker:
             # A selection of laws may never call the operation that ends the process.
             if len(self._laws) == len(LAWS):
                 rows = self._stale_rows(ANSWERS, ALL_OPERATIONS, [], examples) or rows
-        rows += [self._known_row(ANSWERS, entry) for entry in expected]
+        rows += [self.confirmer.known_row(entry) for entry in expected]
         for row in rows:
             row.examples = examples
             row.seconds = round(sum(unit.seconds for unit in units), 3)

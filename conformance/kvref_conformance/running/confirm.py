@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvref_conformance.documents.baseline import Known
 from kvref_conformance.documents.names import trace_digest
 from kvref_conformance.documents.results import Row, Status, Trace
 from kvref_conformance.documents.schemas import TRACE
@@ -148,26 +150,56 @@ class Confirmer:
 
     def confirm(self, row: Row) -> None:
         """Run a broken row's program. Unless the program exits with 1, the row becomes unconfirmed."""
-        if row.trace is None:
-            return
+        if row.trace is not None and (problem := self.write_program(row) or self.run_program(row)):
+            row.status, row.message = Status.UNCONFIRMED, f"{row.message}; {problem}"
+
+    def write_program(self, row: Row) -> str:
+        """Give a row the program of its trace. Returns "", or why there is none."""
         try:
             with self._parsing:
-                row.program = self._program(row, row.trace)
+                row.program = self._program(row, row.trace or {})
         except ProgramError as error:
-            row.status, row.message = Status.UNCONFIRMED, f"{row.message}; no program: {error}"
-            return
+            return f"no program: {error}"
+        return ""
+
+    def run_program(self, row: Row) -> str:
+        """Run a row's program in a fresh process. Returns "" if it exits with 1, else what happened."""
         address = self._running.addresses[""]
-        path = Path(address).parent / f"{trace_digest(row.trace)}.py"
-        path.write_text(row.program, encoding="utf-8")
+        path = Path(address).parent / f"{trace_digest(row.trace or {})}.py"
+        path.write_text(row.program or "", encoding="utf-8")
         patience = self._worker.timeout * LOAD_PATIENCE
         try:
             ended = run_program(path, self._worker.target, address, patience)
         except NotJudged as error:
-            row.status, row.message = Status.UNCONFIRMED, f"{row.message}; its program was not run: {error}"
-            return
-        if ended != 1:
-            row.status = Status.UNCONFIRMED
-            row.message += f"; its program did not exit with 1 but: {ended}"
+            return f"its program was not run: {error}"
+        return "" if ended == 1 else f"its program did not exit with 1 but: {ended}"
+
+    def known_row(self, entry: Known) -> Row:
+        """A row for a finding that the baseline lists."""
+        law = LAWS[entry.law]
+        row = new_row(law, entry.subject, Status.KNOWN, entry.message)
+        row.facet, row.cause = entry.facet, entry.cause
+        row.trace = self.document(law, entry.subject, entry.facet, entry.trace)
+        return row
+
+    def write_known_programs(self, rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
+        """Give one row of each known cause its program: the row with the smallest trace.
+
+        Rows without a cause count as one cause if they have the same reason. Returns the rows with these
+        programs, and a note for each cause without one.
+        """
+        groups: dict[str, list[Row]] = {}
+        for row in rows:
+            if row.status is Status.KNOWN and row.trace is not None:
+                groups.setdefault(row.cause.id if row.cause else row.message, []).append(row)
+        chosen = [
+            min(group, key=lambda row: len(json.dumps(row.trace)))
+            for group in groups.values()
+            if not any(row.program is not None for row in group)
+        ]
+        problems = {row.title: self.write_program(row) for row in chosen}
+        notes = [f"{title}: {problem}" for title, problem in problems.items() if problem]
+        return [row for row in chosen if row.program is not None], notes
 
     def observe(self, row: Row) -> None:
         """Run a broken row's trace once more to record the answers: a trace holds only operations."""

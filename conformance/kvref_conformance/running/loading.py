@@ -79,6 +79,20 @@ def find_law(name: str) -> Law:
     raise NoSuchLaw(f"no law is called {name!r}; {meant}'kvref laws' lists them")
 
 
+def _wanted(target: str | None, chosen: Profile) -> str:
+    """The target that the caller or the profile names."""
+    return (None if target == chosen.label else target) or chosen.target or DEFAULT_TARGET
+
+
+def pinned_baseline(target: str | None, profile: str | None) -> Baseline | None:
+    """The baseline that we ship for a target such as `vllm==0.25.1`, which need not be prepared.
+
+    None if the target names no release. Raises `ProfileError`.
+    """
+    name, release = without_release(_wanted(target, choose_profile(profile, target)))
+    return baselines.shipped(name.partition(":")[0], release) if release else None
+
+
 def prepare(
     target: str | None,
     profile: str | None,
@@ -93,7 +107,7 @@ def prepare(
     Raises `ProfileError`, and `HostError` for a target such as `vllm==0.25.1` that is not prepared.
     """
     chosen = choose_profile(profile, target)
-    wanted = (None if target == chosen.label else target) or chosen.target or DEFAULT_TARGET
+    wanted = _wanted(target, chosen)
     name, release = without_release(wanted)
     folders = [*paths, *chosen.paths]
     if release:
@@ -157,11 +171,16 @@ def choose_baseline(choice: str | None, description: Description) -> Baseline:
 
     The choice `none` gives an empty baseline. Raises `BaselineError`.
     """
+    if choice is not None:
+        return given_baseline(choice)
+    return baselines.shipped(description["name"], description["version"])
+
+
+def given_baseline(choice: str) -> Baseline:
+    """The baseline from the file `choice`, or an empty one for `none`. Raises `BaselineError`."""
     if choice == "none":
         return NO_BASELINE
-    if choice is not None:
-        try:
-            return baselines.load(Path(choice))
-        except RecursionError as error:
-            raise BaselineError(f"baseline {choice!r} is nested too deeply") from error
-    return baselines.shipped(description["name"], description["version"])
+    try:
+        return baselines.load(Path(choice))
+    except RecursionError as error:
+        raise BaselineError(f"baseline {choice!r} is nested too deeply") from error

@@ -74,6 +74,7 @@ def report_document(result: Result) -> dict[str, Any]:
             "notes": result.notes,
             "laws": [_row(row) for row in result.rows],
             **({"coverage": coverage_document(result.coverage)} if result.coverage is not None else {}),
+            **({"undrawn": result.undrawn} if result.undrawn is not None else {}),
         }
     )
     return document

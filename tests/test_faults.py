@@ -4,6 +4,7 @@ import io
 
 import pytest
 from rich.console import Console
+from undrawn import differences
 
 from kvref_conformance.documents.baseline import NO_BASELINE
 from kvref_conformance.documents.results import Result, Row, Status
@@ -68,8 +69,12 @@ def test_every_law_has_a_fault() -> None:
 
 
 def test_the_reference_keeps_every_law() -> None:
-    """The control: without the faults, every law holds for every subject, with examples."""
-    rows = check("reference", Options(jobs=2))[0].rows
+    """The control: without the faults, every law holds for every subject, with examples.
+
+    Inputs that the examples never had are listed with a reason.
+    """
+    result = check("reference", Options(jobs=2, inputs=True))[0]
+    rows = result.rows
     assert {row.law for row in rows} == set(LAWS)
     rest = [row for row in rows if not left_out(row)]
     assert [row.title for row in rest if row.status is not Status.HOLDS or not row.examples] == []
@@ -78,6 +83,7 @@ def test_the_reference_keeps_every_law() -> None:
     missing = set(LAWS) - {row.law for row in rest}
     plugins = {row.law for row in rows if row.message == "there is no plugin"}
     assert missing == {*plugins, "manager.copies-reported"}
+    assert differences(result.undrawn or (), "reference") == ([], [])
 
 
 def check_fault(fault: str) -> tuple[list[Row], list[Row]]:

@@ -19,6 +19,7 @@ from kvref_conformance.commands.options import (
     coverage_source_option,
     depth_option,
     device_option,
+    inputs_option,
     invocation,
     jobs_option,
     laws_option,
@@ -73,6 +74,7 @@ from kvref_conformance.running.loading import choose_baseline, is_symbolic, load
 )
 @coverage_option
 @coverage_source_option
+@inputs_option
 @verbose_option
 @click.pass_context
 def check(
@@ -94,6 +96,7 @@ def check(
     save_baseline: Path | None,
     coverage: bool,
     sources: tuple[str, ...],
+    inputs: bool,
     verbose: bool,
 ) -> None:
     """Run laws against TARGET and report which of them it breaks.
@@ -136,6 +139,7 @@ def check(
         strict,
         subjects,
         symbolic=symbolic,
+        inputs=inputs,
         known_programs=report is not None,
     )
     worker = replace(worker, measured=measured, symbolic=symbolic)

@@ -208,6 +208,9 @@ coverage_source_option = click.option(
     metavar="MODULE",
     help="Measure this module or package as TARGET's own code; implies --coverage. Can be repeated.",
 )
+inputs_option = click.option(
+    "--inputs", is_flag=True, help="Also show which inputs no example had (docs/inputs.md)."
+)
 baseline_option = click.option(
     "--baseline",
     metavar="FILE|none",

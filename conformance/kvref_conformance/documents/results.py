@@ -151,6 +151,8 @@ class Result:
     notes: list[str] = field(default_factory=list)
     coverage: Reached | None = None
     """The reached lines of the target's own files, if they were measured."""
+    undrawn: list[str] | None = None
+    """The inputs that no example had, if they were measured."""
 
     @property
     def failing(self) -> list[Row]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kvref.target import FieldInfo, SpecClassInfo
 from kvref_conformance.laws import ANSWERS, Law
 from kvref_strategies.catalogue import WORKLOADS
-from kvref_strategies.specs import KNOWN_KINDS, is_required, judged, menu, spec_subjects
+from kvref_strategies.specs import KINDS, KNOWN_KINDS, is_required, judged, menu, spec_subjects
 from kvref_strategies.workload import Description, Subjects
 
 ALL_OPERATIONS = "all operations"
@@ -35,6 +36,13 @@ def is_undrawable(subject: str, reason: str | None, description: Description) ->
 def of_unknown_kind(description: Description) -> list[str]:
     """The classes whose kind kvref does not know. Only laws that hold for any kind judge them."""
     return [info["name"] for info in judged(description) if not set(KNOWN_KINDS).intersection(info["mro"])]
+
+
+def is_kept(info: SpecClassInfo, field: FieldInfo) -> bool:
+    """Whether the field has only one legal value in this class, or the profile keeps it at its default."""
+    listed = "values" in field or any(field["name"] in KINDS.get(each, {}) for each in info["mro"])
+    values = menu(info, field["name"])
+    return listed and len(values) < (2 if is_required(field) else 1)
 
 
 def left_at_default(description: Description) -> list[str]:

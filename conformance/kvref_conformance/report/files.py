@@ -76,6 +76,7 @@ def report_document(result: Result) -> dict[str, Any]:
             "laws": [_row(row) for row in result.rows],
             **({"causes": causes} if (causes := _causes(result)) else {}),
             **({"coverage": coverage_document(result.coverage)} if result.coverage is not None else {}),
+            **({"undrawn": result.undrawn} if result.undrawn is not None else {}),
         }
     )
     return document

@@ -25,6 +25,7 @@ from kvref_conformance.laws.core import Law, Level
 from kvref_conformance.report.coverage import by_area, heading, percent, places, remarks
 from kvref_conformance.report.narrate import narrate, remark
 from kvref_conformance.report.text import visible
+from kvref_conformance.report.undrawn import lines as undrawn_lines
 
 _STYLES = {
     Status.BROKEN: "bold red",
@@ -168,6 +169,7 @@ def render(
         _causes(result, printer, invocation)
     _notes(result, printer, verbose)
     _coverage(result, printer, directory)
+    _undrawn(result, printer)
     _end(result, printer, directory, invocation)
 
 
@@ -556,6 +558,18 @@ def _notes(result: Result, printer: Printer, verbose: bool) -> None:
         printer.line(f"and {number(len(more), 'more note')}: add -v")
     if result.notes:
         printer.blank()
+
+
+def _undrawn(result: Result, printer: Printer) -> None:
+    """Print which inputs no example had."""
+    if result.undrawn is None:
+        return
+    printer.line("inputs that were never drawn", style="bold")
+    for about, what in undrawn_lines(result.undrawn):
+        printer.line(f"{about}: {what}", indent=2)
+    if not result.undrawn:
+        printer.line("none", indent=2)
+    printer.blank()
 
 
 def _coverage(result: Result, printer: Printer, directory: Path | None) -> None:

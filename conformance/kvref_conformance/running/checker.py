@@ -28,6 +28,7 @@ from kvref_conformance.running.dispatch import Effort, Running, Unit, work_off
 from kvref_conformance.running.line_coverage import add_up
 from kvref_conformance.running.progress import Progress
 from kvref_conformance.running.reducer import MAX_SECONDS
+from kvref_conformance.running.undrawn import undrawn
 from kvref_conformance.targets.plugins import NO_PLUGIN
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
@@ -61,6 +62,8 @@ class Options:
     """Whether CrossHair also makes examples, for workloads that support it."""
     known_programs: bool = False
     """Whether known causes get programs, too."""
+    inputs: bool = False
+    """Whether to find out which inputs were never drawn."""
 
     @property
     def selected(self) -> dict[str, list[str]]:
@@ -168,6 +171,11 @@ class Checker:
         result = self.setup(baseline)
         result.elapsed_seconds = time.monotonic() - started
         result.rows, result.coverage = rows, self._reached(units)
+        if self._options.inputs:
+            result.undrawn = undrawn(
+                description,
+                {key for unit in units if unit.findings for key in unit.findings["inputs"]},
+            )
         result.notes = [*notes, *(plugin["notes"] if plugin else ())]
         return result
 
@@ -322,6 +330,7 @@ class Checker:
             self._options.seed,
             DEPTHS[depth],
             0 if driven is None else driven.examples.get(depth, 0),
+            inputs=self._options.inputs,
             symbolic=DEPTHS[depth] // SYMBOLIC_SHARE if symbolic else 0,
         )
 

@@ -75,6 +75,8 @@ class Effort:
     """Whether failures are reduced."""
     until: tuple[str, ...] = ()
     """The unit ends when one of these laws breaks."""
+    inputs: bool = False
+    """Whether the unit reports which inputs its examples had."""
     symbolic: int = 0
     """Examples from CrossHair. The workload's weight multiplies them."""
 
@@ -121,6 +123,7 @@ class Running:
             "database": effort.database,
             "reduce": effort.reduce,
             "until": list(effort.until),
+            "inputs": effort.inputs,
             "hosts": dict(hosts),
             "timeout": timeout,
             "journal": str(self._journal),

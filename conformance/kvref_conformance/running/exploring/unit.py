@@ -27,8 +27,10 @@ from kvref_conformance.processes.line_tracer import Measure, Measured
 from kvref_conformance.running.exploring.behaviours import SAMPLED, behaviours_of
 from kvref_conformance.running.exploring.driver import Driver, Example
 from kvref_conformance.running.exploring.explorer import Explorer, warm_up
+from kvref_conformance.running.exploring.inputs import inputs_of
 from kvref_conformance.running.exploring.stage import Died, IsolatedStage, Journal, LocalStage, Stage
 from kvref_strategies.catalogue import WORKLOADS
+from kvref_strategies.workload import Description
 
 MAX_FACETS = 6
 """At most this many facets of one law and subject are reduced; the others are only named."""
@@ -54,7 +56,8 @@ COUNTED = ("examples", "steps", "seconds", "driven_examples", "driven_steps", "d
 class Report:
     """Reports the unit's progress now and then, with the lines that were reached if coverage is measured.
 
-    In a fuzz, also counts behaviours and reports each failure at once.
+    In a fuzz, also counts behaviours and reports each failure at once. Notes the inputs of examples if they
+    are asked for.
     """
 
     def __init__(self, channel: Channel, request: Message, measure: Measure | None) -> None:
@@ -65,6 +68,8 @@ class Report:
         self._known = {(law, facet) for law, facets in request["known"].items() for facet in facets}
         self.findings: dict[str, Any] = {}
         self._behaviours: Counter[str] = Counter()
+        self._described: Description | None = request["description"] if request["inputs"] else None
+        self.inputs: set[str] = set()
 
     def progress(self) -> None:
         if time.monotonic() - self._last > PROGRESS_SECONDS:
@@ -88,7 +93,10 @@ class Report:
         return {"counted": {**counted, "behaviours": dict(self._behaviours)}}
 
     def saw(self, stage: Stage) -> None:
-        """Count the behaviours of an example."""
+        """Count the behaviours of an example, and note its inputs."""
+        if self._described is not None:
+            for run in stage.runs:
+                self.inputs |= inputs_of(run, self._described)
         if self._fuzzing:
             for run in stage.runs:
                 self._behaviours.update(behaviours_of(run))
@@ -158,7 +166,7 @@ def run_unit(target: Target, request: Message, channel: Channel, measure: Measur
         from kvref_conformance.running.exploring.symbolic import SymbolicExplorer
 
         _search(SymbolicExplorer(target, laws, workload, request, new_stage), laws, seen, report)
-    channel.send({"findings": {**findings, **report.counted()}})
+    channel.send({"findings": {**findings, **report.counted(), "inputs": sorted(report.inputs)}})
 
 
 def _is_enough(until: list[str], per_law: dict[str, dict[str, Any]]) -> bool:

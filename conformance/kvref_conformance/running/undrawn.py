@@ -1,0 +1,70 @@
+"""Which inputs no example of a run had: what can be drawn for the target, without what was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from kvref_conformance.laws.subjects import is_kept
+from kvref_conformance.running.exploring.inputs import (
+    ALONE,
+    CONTENTS,
+    ENGINE,
+    OPERATIONS,
+    OWN_SIZES,
+    POOL,
+    ends,
+)
+from kvref_strategies.specs import judged, menu
+from kvref_strategies.workload import Description
+
+
+def undrawn(description: Description, seen: Collection[str]) -> list[str]:
+    """The keys of inputs that were never drawn. An operation that no example called has no key.
+
+    A class that took part in no such operation has one key, for all its fields.
+    """
+    called = {key.partition(":")[0] for key in seen}
+    return [key for key in _possible(description, called, seen) if key not in seen]
+
+
+def _possible(description: Description, called: Collection[str], seen: Collection[str]) -> Iterator[str]:
+    classes = judged(description)
+    for group in OPERATIONS:
+        if group not in called:
+            continue
+        taking = [info for info in classes if f"{group}: {info['name']}" in seen]
+        for info in classes:
+            yield f"{group}: {info['name']}"
+            if info not in taking:
+                continue
+            for field in info["fields"]:
+                if is_kept(info, field):
+                    continue
+                yield f"{group}: {info['name']}.{field['name']}"
+                if ends(menu(info, field["name"])) and group not in OWN_SIZES:
+                    yield f"{group}: {info['name']}.{field['name']} lowest"
+                    yield f"{group}: {info['name']}.{field['name']} highest"
+            if group not in ALONE:
+                yield from (f"{group}: {info['name']} beside {other['name']}" for other in taking)
+    yield from _named("content", _of_contents(description), called)
+    yield from _named("pool", POOL, called)
+    yield from _named("engine", ENGINE, called)
+
+
+def _of_contents(description: Description) -> Iterator[str]:
+    taken = description["capabilities"].get("contents") or ()
+    return (what for what, kinds in CONTENTS.items() if all(kind in taken for kind in kinds))
+
+
+def _named(group: str, whats: Iterable[str], called: Collection[str]) -> Iterator[str]:
+    return (f"{group}: {what}" for what in whats) if group in called else iter(())
+
+
+def is_pair(key: str) -> bool:
+    """Whether the key is about a class or field in an operation, a content, the pool or an engine.
+
+    The other keys are about the ends of a menu, and about classes beside each other.
+    """
+    return not (
+        key.endswith((" lowest", " highest")) or (" beside " in key and not key.startswith("content:"))
+    )

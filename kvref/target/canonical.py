@@ -49,5 +49,5 @@ class CanonicalPart(Protocol):
         ...
 
     def copy(self, group: int, source: int, destination: int) -> None:
-        """Copy one block of a group to another through the canonical view, as a connector does."""
+        """Copy a block to another block of the group through the canonical view, as a connector does."""
         ...

@@ -112,12 +112,13 @@ def scheduler_block(runs: Runs) -> int:
 
 
 def workers_agree(runs: Runs) -> int:
-    """All workers have the same number of blocks, which fits their memory, and the same groups in one order.
+    """All workers have the same number of blocks and the same groups in the same order.
 
-    The scheduler allocates a block for one group, on all workers at once. So each group exists on every
-    worker, even on one that has none of its layers. Ranks with the same layers get as many blocks as fit the
-    rank with the least memory. Layers that can be grouped can be planned for workers, unless memory is short.
-    Other laws judge what is already wrong in a plan for one worker.
+    The blocks fit the memory of each worker. The scheduler allocates a block for one group, on all workers at
+    once. So each group exists on every worker, even on one that has none of its layers. If all workers have
+    the same layers, the worker with the least memory sets the number of blocks. If the planner can group the
+    layers of all workers, it can also plan them for the workers, unless memory is short. This law skips what
+    is already wrong in the plan for one worker, because other laws judge that.
     """
     judged = 0
     for event in answered(runs, "planner.workers"):

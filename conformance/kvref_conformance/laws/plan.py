@@ -150,7 +150,7 @@ def inputs_unchanged(runs: Runs) -> int:
 
 
 def per_layer(plan: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """For each layer: its planned spec, its manager, and its group's manager and number of layers."""
+    """For each layer: its planned spec, the spec's manager, the group's manager, and the group's size."""
     return {
         layer["name"]: (layer["spec"], layer["manager"], group["manager"], len(group["layers"]))
         for group in plan["groups"]

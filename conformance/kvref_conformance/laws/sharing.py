@@ -20,7 +20,7 @@ def targets_of(event: Event) -> Targets:
 
 
 def path(layer: str, targets: Targets) -> list[str]:
-    """A layer, its target, the target's target, and so on, each once."""
+    """The layer, the layer whose cache it uses, the one whose cache that one uses, and so on."""
     names = {layer: None}
     while layer in targets and targets[layer] not in names:
         layer = targets[layer]

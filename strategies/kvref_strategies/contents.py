@@ -19,10 +19,10 @@ KINDS = ("adapter", "salt", "items", "interleaved items", "item shapes", "embedd
 
 HASH_BLOCK_SIZES = st.sampled_from([4, 8, 16])
 
+TOKENS = st.sampled_from([0, 1, 2, 128000])
 PLACEHOLDER, SEPARATOR = 9, 8
-"""The token in place of an embedding, and the token between them. Text may have the first one, too."""
+"""The token in place of an embedding, and the token between them."""
 
-TOKENS = st.sampled_from([0, 1, 2, 128000, PLACEHOLDER])
 NAMES = st.sampled_from(["cat", "dog", "cow"])
 SHAPES = ("x", "xx", "xxx", "xxxxxx", "x" * 11, "x-xx-x", "-xx-", "-----xx", "xx-----")
 """Placeholders of an item: x is an embedding, - a separator."""
@@ -118,13 +118,8 @@ def assembled(prompt: list[Piece], generated: list[int], **more: Any) -> Content
 
 
 def fields(draw: Draw, kind: str, description: Description) -> dict[str, Any]:
-    """Draw an adapter for the kind `adapter`, and an adapter and a salt for the kind `salt`.
-
-    For another kind with more than tokens, draw both rarely.
-    """
-    drawn = {"adapter": ("adapter",), "tokens": ()}.get(kind, ("salt", "adapter"))
-    if kind in PIECES and draw(st.sampled_from([True, True, True, False])):
-        return {}
+    """Draw an adapter for the kind `adapter`, an adapter and a salt for the kind `salt`, else nothing."""
+    drawn = {"adapter": ("adapter",), "salt": ("salt", "adapter")}.get(kind, ())
     return {name: draw(st.none() | NAMES) for name in drawn if takes(description, name)}
 
 

@@ -239,7 +239,8 @@ class _Pool:
 
     def _apply(self, function: str, arguments: Mapping[str, Any], value: Any) -> None:
         if function == "create":
-            self.__init__()  # type: ignore[misc]
+            self._references.clear()
+            self._groups.clear()
             self._null = value["null"]
         elif function == "get_new_blocks":
             self._references.update(value)

@@ -26,6 +26,8 @@ from kvref_conformance.running.checker import DEPTHS
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest.register_assert_rewrite("faulty")
+
 TARGETS = Path(__file__).with_name("targets")
 
 EXAMPLES = 25

@@ -1,0 +1,116 @@
+"""Checks of the deliberate faults of the reference, shared by the short tests and the nightly ones."""
+
+import io
+
+from rich.console import Console
+
+from kvref_conformance.documents.baseline import NO_BASELINE
+from kvref_conformance.documents.results import Result, Row, Status
+from kvref_conformance.laws import ANSWERS, LAWS
+from kvref_conformance.processes.launch import Launch
+from kvref_conformance.report.progress import progress
+from kvref_conformance.running.checker import DEPTHS, Options
+from kvref_conformance.running.fault_matrix import near
+from kvref_conformance.running.loading import loaded
+from kvref_conformance.targets.faults import FAULTS
+from kvref_strategies.caches import UNKNOWN_KIND
+from kvref_strategies.catalogue import WORKLOADS
+
+BRIEF, ISOLATED_BRIEF = 30, 10
+"""Examples for laws that a fault should leave alone; in processes of their own they take much longer."""
+
+CACHE_AREAS = ("manager", "coordinator", "admission", "events", "shadow")
+SHOWN_BY = {
+    "manager.state-owned": "MambaSpec",
+    "spec.memory-covers-held": "MambaSpec",
+    "manager.references": "FullAttentionSpec",
+    "manager.written-owned": "FullAttentionSpec",
+    "connector.failed-load": "FullAttentionSpec",
+    "shadow.hit-content": "FullAttentionSpec",
+    "shadow.memory": "attention",
+    "shadow.no-foreign-write": "FullAttentionSpec",
+    "admission.preempt-resume": "FullAttentionSpec",
+    "admission.withdrawn-uncached": "FullAttentionSpec",
+}
+"""The subject that shows a fault of the cache, where sliding-window layers do not.
+
+With all subjects, most faults would be found, reduced and confirmed once for each class.
+"""
+
+ALSO = {
+    "plan.order-free": {"plan.workers-agree", "plan.one-group"},
+    "plan.tensors-cover": {"plan.enough-memory"},
+    "manager.copies-reported": {"manager.window-kept", "manager.written-owned"},
+    "shadow.reads-own": {"shadow.hit-content"},
+    "shadow.no-foreign-write": {"shadow.reads-own", "shadow.hit-content"},
+}
+"""Laws of the area that a fault of this law breaks as well.
+
+Workers that list layers in another order then plan another memory. The size of a block decides how many fit.
+A request that resumes in a shared block overwrites it, and a block that was overwritten gives wrong contents
+to every later reader, with a hit or without. A hit that is cut loses the beginning of a window.
+"""
+
+COMPARE_HALVES = {"pool.variants-agree", "manager.variants-agree"}
+"""Laws that a fault of the plain half breaks besides its own: the fast half does not have it."""
+
+
+def check(target: str, *options: Options) -> list[Result]:
+    laws = tuple(law for law in LAWS if any(law in one.laws for one in options))
+    with (
+        progress(Console(file=io.StringIO())) as watcher,
+        loaded(Launch(target), laws, watcher) as one,
+    ):
+        return [one.check(each, NO_BASELINE, watcher) for each in options]
+
+
+def check_fault(fault: str) -> tuple[list[Row], list[Row]]:
+    """The results of the law that the fault breaks, and of the other laws of its area."""
+    law = LAWS[FAULTS[fault]]
+    others = tuple(
+        other.id
+        for other in LAWS.values()
+        if other is law or (other.area in near(law.id) and other.id not in COMPARE_HALVES)
+    )
+    in_cache = law.area in CACHE_AREAS or law.id in SHOWN_BY
+    subjects = (SHOWN_BY.get(law.id, "SlidingWindowSpec"),) if in_cache else ()
+    # Laws of other areas that look into the cache are slow, and have areas like themselves.
+    fast = [other for other in others if in_cache or not LAWS[other].workload.startswith("cache.")]
+    beside = tuple(other for other in fast if other != law.id)
+    if law.area in CACHE_AREAS:
+        # One machine feeds them all.
+        rows = check(fault, Options(laws=(law.id, *beside), subjects=subjects))[0].rows
+        return [row for row in rows if row.law == law.id], [row for row in rows if row.law != law.id]
+    own = Options(laws=(law.id,), subjects=subjects)
+    slow = tuple(other for other in beside if WORKLOADS[LAWS[other].workload].isolated)
+    quick = tuple(other for other in beside if other not in slow)
+    depths = {"brief": (quick, BRIEF), "briefer": (slow, ISOLATED_BRIEF)}
+    DEPTHS.update({depth: examples for depth, (_, examples) in depths.items()})
+    rest = [Options(laws=laws, depth=depth) for depth, (laws, _) in depths.items() if laws]
+    judged, *left_alone = check(fault, own, *rest)
+    return judged.rows, [row for result in left_alone for row in result.rows]
+
+
+def breaks_exactly_its_law(fault: str) -> None:
+    """Fail unless its law is broken, with program and trace, and the other laws of the area hold."""
+    law = LAWS[FAULTS[fault]]
+    judged, left_alone = check_fault(fault)
+    broken = [row for row in judged if row.status is Status.BROKEN]
+    assert {row.law for row in broken} == {law.id}
+    assert all(row.program and row.trace for row in broken)
+    assert {row.status for row in judged if row not in broken and not left_out(row)} <= {Status.HOLDS}
+    # If the process ended, the laws under check have no result.
+    allowed = {Status.HOLDS, Status.INCOMPLETE} if law is ANSWERS else {Status.HOLDS}
+    assert {
+        row.title: row.status
+        for row in left_alone
+        if row.status not in allowed and row.law not in ALSO.get(law.id, ()) and not left_out(row)
+    } == {}
+
+
+def left_out(row: Row) -> bool:
+    """Whether the target has nothing for the law to judge: no plugin, no window, no cache of these layers."""
+    reasons = ["there is no plugin", UNKNOWN_KIND, "the target does not declare the capability partial_hits"]
+    if row.law != ANSWERS.id:
+        reasons.append(WORKLOADS[LAWS[row.law].workload].unobserved)
+    return row.status is Status.NOT_APPLICABLE and row.message in reasons

@@ -1,0 +1,11 @@
+"""Each deliberate fault of the reference breaks the law it is meant for, and no other of its area."""
+
+import pytest
+from faulty import breaks_exactly_its_law
+
+from kvref_conformance.targets.faults import FAULTS
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_breaks_exactly_its_law(fault: str) -> None:
+    breaks_exactly_its_law(fault)

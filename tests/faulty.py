@@ -40,6 +40,8 @@ With all subjects, most faults would be found, reduced and confirmed once for ea
 ALSO = {
     "plan.order-free": {"plan.workers-agree", "plan.one-group"},
     "plan.tensors-cover": {"plan.enough-memory"},
+    "spec.page-scaling": {"spec.page-no-waste"},
+    "spec.uniform-symmetric": {"spec.uniform-separates"},
     "manager.copies-reported": {"manager.window-kept", "manager.written-owned"},
     "shadow.reads-own": {"shadow.hit-content"},
     "shadow.no-foreign-write": {"shadow.reads-own", "shadow.hit-content"},

@@ -8,20 +8,29 @@ import pytest
 import kvref.specs
 from kvref.specs import KVCacheSpec, UniformTypeKVCacheSpecs
 from kvref_conformance.laws import LawBroken
-from kvref_conformance.laws.spec import illegal_refused, illegalities, pickle_round_trip
+from kvref_conformance.laws.spec import (
+    copy_consistent,
+    illegal_refused,
+    illegalities,
+    merge_refuses_unequal,
+    pickle_round_trip,
+)
 from kvref_conformance.laws.spec_groups import (
     merge_keeps_class,
     merge_order_free,
+    uniform_separates,
     uniform_symmetric,
     uniform_total,
 )
 from kvref_conformance.laws.spec_pages import (
+    alignment_honoured,
     build_total,
     content_bytes,
     item_bytes,
     memory_monotone,
     memory_window_flat,
     page_covers_content,
+    page_no_waste,
     page_positive,
     page_scaling,
 )
@@ -292,6 +301,55 @@ def test_uniformity() -> None:
     assert uniform_total([[unknown, *uniform(None, None)]]) == 2
     assert facets(uniform_total, known, *uniform(False, None)) == ("FullAttentionSpec and VendorSpec",)
     assert facets(uniform_total, *uniform(1)) == ("FullAttentionSpec and VendorSpec",)
+
+
+def asked(answer: bool, cls: str, *fields: dict[str, Any]) -> list[Event]:
+    specs = [spec(cls, **each) for each in fields]
+    return [*(build(1024, of=one) for one in specs), event("specs.uniform", answer, specs=specs)]
+
+
+def test_uniform_specs_keep_the_same_blocks() -> None:
+    other_windows = {"sliding_window": 64}, {"sliding_window": 16}
+    assert uniform_separates([asked(False, "SlidingWindowSpec", *other_windows)]) == 1
+    assert uniform_separates([asked(True, "FullAttentionSpec", *other_windows)]) == 0
+    assert uniform_separates([asked(True, "SlidingWindowSpec", *[{"sliding_window": 64}] * 2)]) == 0
+    assert facets(uniform_separates, *asked(True, "SlidingWindowSpec", *other_windows)) == ("sliding_window",)
+    sizes = {"block_size": 16}, {"block_size": 32}
+    assert facets(uniform_separates, *asked(True, "FullAttentionSpec", *sizes)) == ("block_size",)
+
+
+def test_a_page_is_not_larger_than_its_content() -> None:
+    content = 16 * 2 * (8 + 8) * 2
+    assert page_no_waste([[build(content)]]) == 1
+    assert facets(page_no_waste, build(content + 1)) == ("",)
+    for fields in ({"alignment": 768}, {"page_size_padded": 1536}):
+        assert page_no_waste([[build(1536, of=spec(**fields))]]) == 0
+    assert page_no_waste([[build(content + 1, of=spec("AcmeSpec"))]]) == 0  # a vendor's format is not known
+
+
+def test_aligned_pages() -> None:
+    aligned = spec(alignment=576)
+    assert alignment_honoured([[build(1024)]]) == 0
+    assert alignment_honoured([[build(1152, of=aligned)]]) == 1
+    assert facets(alignment_honoured, build(1024, of=aligned)) == ("",)
+
+
+def test_each_merge_of_an_example_is_judged() -> None:
+    small, large = spec(), spec(head_size=16)
+    built = [build(1024, of=small), build(2048, of=large)]
+    refused = event("specs.merge", specs=[small, large])
+    accepted = event("specs.merge", facts(small, 1024), specs=[large, small])
+    assert merge_refuses_unequal([[*built, refused, refused]]) == 2
+    assert facets(merge_refuses_unequal, *built, refused, accepted) == ("head_size",)
+
+
+def test_a_copy_is_compared_with_the_last_two_specs_built() -> None:
+    padded, fresh = spec(page_size_padded=4096), spec(page_size_padded=4096, block_size=32)
+    builds = [build(1024), build(4096, of=padded), build(4096, of=fresh)]
+    good = event("specs.copy", facts(fresh, 4096), spec=padded, block_size=32)
+    lost = event("specs.copy", facts(spec(block_size=32), 2048), spec=padded, block_size=32)
+    assert copy_consistent([[*builds[:2], good, builds[2]]]) == 1
+    assert "page_size_padded" in facets(copy_consistent, *builds[:2], lost, builds[2])
 
 
 def test_an_operation_that_a_target_lacks_is_not_among_its_parts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from kvref_strategies.specs import (
     is_required,
     menu,
     minimal,
+    perturbations,
     spec_subjects,
     with_field,
 )
@@ -33,10 +35,10 @@ UNPLANNED = "EncoderOnlyAttentionSpec"
 
 def merge_orders(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Build two or three specs, of the subject and perhaps one other class, and merge them in two orders."""
-    specs = _draw_specs(draw, stage, description, subject, [VENDOR])
-    if all("value" in stage.perform("specs.build", spec=spec) for spec in _distinct(specs)):
-        stage.perform("specs.merge", specs=specs)
-        stage.perform("specs.merge", specs=_reordered(draw, specs))
+    for specs in _draw_lists(draw, stage, description, subject, [VENDOR]):
+        if all("value" in stage.perform("specs.build", spec=spec) for spec in _distinct(specs)):
+            stage.perform("specs.merge", specs=specs)
+            stage.perform("specs.merge", specs=_reordered(draw, specs))
 
 
 def uniformity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -44,14 +46,25 @@ def uniformity(draw: Draw, stage: Stage, description: Description, subject: str)
     registry = "registry" in description["parts"]
     if registry:
         stage.perform("registry.initialise")
-    specs = _draw_specs(draw, stage, description, subject, [VENDOR, LONE_VENDOR] if registry else [VENDOR])
-    for spec in _distinct(specs):
-        if "value" not in stage.perform("specs.build", spec=spec):
-            return
-        if registry:
-            stage.perform("registry.lookup", spec=spec)
-    stage.perform("specs.uniform", specs=specs)
-    stage.perform("specs.uniform", specs=_reordered(draw, specs))
+    vendors = [VENDOR, LONE_VENDOR] if registry else [VENDOR]
+    for specs in _draw_lists(draw, stage, description, subject, vendors):
+        for spec in _distinct(specs):
+            if "value" not in stage.perform("specs.build", spec=spec):
+                return
+            if registry:
+                stage.perform("registry.lookup", spec=spec)
+        stage.perform("specs.uniform", specs=specs)
+        stage.perform("specs.uniform", specs=_reordered(draw, specs))
+
+
+def _draw_lists(
+    draw: Draw, stage: Stage, description: Description, subject: str, vendors: list[str]
+) -> Iterator[list[SpecDescriptor]]:
+    """Draw a list of specs as `_draw_specs` does, then perhaps pairs of the subject that differ in a field."""
+    yield _draw_specs(draw, stage, description, subject, vendors)
+    if draw(st.booleans()):
+        for first, second in draw(perturbations(class_info(description, subject), mergeable=True)):
+            yield [first, second]
 
 
 def _draw_specs(

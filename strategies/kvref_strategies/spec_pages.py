@@ -31,7 +31,7 @@ WINDOWED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
 def pages(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Build a spec, then perhaps the same one with other block sizes, and with a larger page."""
     info = class_info(description, subject)
-    spec = _with_declared(description, draw(descriptors(info)))
+    spec = _with_declared(description, draw(descriptors(info, often=("head_size_v",))))
     spec["fields"].update(draw(st.sampled_from(_formats(description, info))))
     built = stage.perform("specs.build", spec=spec)
     sizes = one_of(legal_block_sizes(info, spec))

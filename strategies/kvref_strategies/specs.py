@@ -36,10 +36,15 @@ MENUS: dict[str, list[Any]] = {
     "tokens_per_state": [4],
     "compress_ratio": [4],
     "rswa_window": [64, 16],
+    "state_content_bytes": [656],
+    "tq_slot_size": [656],
+    "kv_quant_mode": ["FP8_PER_TENSOR"],
+    "model_version": ["deepseek_v4"],
+    "mamba_type": ["mamba1"],
     "page_size": [4096, 512],
     "blocks_per_request": [4, 1],
 }
-"""The values of each field besides its default, in the field's own unit."""
+"""The values of each field besides its default, in the field's own unit. A member of an enum has its name."""
 
 # All heads share one latent vector for each token, and there is no separate V.
 _LATENT: dict[str, list[Any]] = {
@@ -77,6 +82,9 @@ OPTIONAL_WINDOWS = ("sliding_window", "attention_chunk_size")
 ALWAYS = ("sink_len",)
 """Fields that engines always set, although they have a default."""
 
+MOST_PAIRS = 6
+"""The most pairs of specs that one example compares. With several, each field comes up in few examples."""
+
 PADDINGS = [256, 512, 4096]
 """Bytes that padding adds to a page. Every dtype stays aligned."""
 
@@ -105,13 +113,19 @@ def is_required(field: FieldInfo) -> bool:
 
 def menu(info: SpecClassInfo, field: str) -> Sequence[Any]:
     """The values to draw for `field` of this class; empty if the field keeps its default."""
+    default: Any = None
     for known in info["fields"]:
-        if known["name"] == field and "values" in known:
-            return known["values"]
+        if known["name"] == field:
+            if "values" in known:
+                return known["values"]
+            default = known.get("default")
     for ancestor in info["mro"]:
         if field in KINDS.get(ancestor, {}):
             return KINDS[ancestor][field]
-    return MENUS.get(field, [])
+    values = MENUS.get(field, [])
+    if isinstance(default, dict) and "enum" in default:
+        return [{**default, "name": name.upper()} for name in values]
+    return values
 
 
 def one_of(values: Sequence[Any]) -> SearchStrategy[Any]:
@@ -203,6 +217,8 @@ def _legal(spec: SpecDescriptor) -> SpecDescriptor:
     for states in ("tokens_per_state", "compress_ratio"):
         if states in fields and fields["block_size"] % fields[states]:
             del fields[states]
+    if fields.get("tq_slot_size"):
+        fields.pop("state_content_bytes", None)
     if "sink_len" in fields:
         fields["sink_len"] = -(-fields["sink_len"] // fields["block_size"]) * fields["block_size"]
     if "dtypes" in fields:
@@ -256,51 +272,79 @@ def padded_page(draw: Draw, spec: SpecDescriptor, page: int) -> int:
     return -(-(page + draw(st.sampled_from(PADDINGS))) // alignment) * alignment
 
 
+def perhaps_padded(draw: Draw, stage: Stage, info: SpecClassInfo, spec: SpecDescriptor) -> SpecDescriptor:
+    """Build the spec. Sometimes also build it with a larger page, and return that one."""
+    built = stage.perform("specs.build", spec=spec)
+    if "value" not in built or not declares(info, "page_size_padded") or not draw(_rarely):
+        return spec
+    padded = with_field(spec, "page_size_padded", padded_page(draw, spec, built["value"]["page_size_bytes"]))
+    stage.perform("specs.build", spec=padded)
+    return padded
+
+
 def merge_equal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, then merge it with itself."""
-    spec = draw(descriptors(class_info(description, subject)))
-    stage.perform("specs.build", spec=spec)
+    """Build a spec, perhaps padded, then merge it with itself."""
+    info = class_info(description, subject)
+    spec = perhaps_padded(draw, stage, info, draw(descriptors(info)))
     stage.perform("specs.merge", specs=[spec] * draw(st.integers(1, 3)))
 
 
 @st.composite
-def perturbations(draw: Draw, info: SpecClassInfo) -> tuple[SpecDescriptor, SpecDescriptor]:
-    """Draw two legal specs of the class that differ in one field."""
-    spec = draw(descriptors(info))
-    choices = {f["name"]: _distinct_values(info, f) for f in info["fields"]}
-    field = draw(st.sampled_from([name for name, values in choices.items() if len(values) > 1]))
-    places = st.integers(0, len(choices[field]) - 1)
-    first, second = draw(st.lists(places, min_size=2, max_size=2, unique=True))
-    return with_field(spec, field, choices[field][first]), with_field(spec, field, choices[field][second])
+def perturbations(
+    draw: Draw, info: SpecClassInfo, mergeable: bool = False
+) -> list[tuple[SpecDescriptor, SpecDescriptor]]:
+    """Draw pairs of legal specs of the class. The two differ in one field, in another one for each pair.
+
+    They may not share a group. With `mergeable`, one may also lack a window that the other has.
+    """
+    spec = draw(descriptors(info, often=tuple(field["name"] for field in info["fields"])))
+    choices = {f["name"]: _distinct_values(info, f, mergeable) for f in info["fields"]}
+    names = [name for name, values in choices.items() if len(values) > 1]
+
+    def pairs_of(field: str) -> SearchStrategy[tuple[str, list[int]]]:
+        places = st.integers(0, len(choices[field]) - 1)
+        return st.tuples(st.just(field), st.lists(places, min_size=2, max_size=2, unique=True))
+
+    # A field is drawn together with its values, so that Hypothesis removes both together.
+    drawn = st.lists(
+        st.sampled_from(names).flatmap(pairs_of),
+        min_size=1,
+        max_size=MOST_PAIRS,
+        unique_by=lambda pair: pair[0],
+    )
+    return [
+        (with_field(spec, field, choices[field][first]), with_field(spec, field, choices[field][second]))
+        for field, (first, second) in draw(drawn)
+    ]
 
 
-def _distinct_values(info: SpecClassInfo, field: FieldInfo) -> Sequence[Any]:
-    """Values of the field. Specs with different values from this list may not share a group."""
+def _distinct_values(info: SpecClassInfo, field: FieldInfo, mergeable: bool) -> Sequence[Any]:
+    """Values of the field. Specs with different values may not share a group, unless `mergeable`."""
     values = menu(info, field["name"])
-    if not values or is_required(field) or field["name"] in OPTIONAL_WINDOWS:
+    if not values or is_required(field) or (field["name"] in OPTIONAL_WINDOWS and not mergeable):
         return values
     default = field.get("default")
     return [default, *(value for value in values if value != default)]
 
 
 def merge_unequal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build two specs that differ in one field or in padding, then merge them."""
+    """Build pairs of specs that differ in one field, or in padding, and merge each pair."""
     info = class_info(description, subject)
-    first, second = draw(perturbations(info))
-    built = stage.perform("specs.build", spec=first)
-    if "value" in built and declares(info, "page_size_padded") and draw(_rarely):
-        page = padded_page(draw, first, built["value"]["page_size_bytes"])
-        second = with_field(first, "page_size_padded", page)
-    stage.perform("specs.build", spec=second)
-    stage.perform("specs.merge", specs=[first, second])
+    for first, second in draw(perturbations(info)):
+        built = stage.perform("specs.build", spec=first)
+        if "value" in built and declares(info, "page_size_padded") and draw(_rarely):
+            page = padded_page(draw, first, built["value"]["page_size_bytes"])
+            second = with_field(first, "page_size_padded", page)
+        stage.perform("specs.build", spec=second)
+        stage.perform("specs.merge", specs=[first, second])
 
 
 def copy(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Copy a spec to another block size, and build a new one of that size."""
+    """Copy a spec, perhaps padded, to another block size, and build a new one of that size."""
     info = class_info(description, subject)
     spec = draw(descriptors(info, often=("alignment",)))
     block_size = draw(one_of(legal_block_sizes(info, spec)))
-    stage.perform("specs.build", spec=spec)
+    spec = perhaps_padded(draw, stage, info, spec)
     stage.perform("specs.copy", spec=spec, block_size=block_size)
     stage.perform("specs.build", spec=with_field(spec, "block_size", block_size))
 

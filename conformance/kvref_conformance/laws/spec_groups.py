@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 from kvref_conformance.laws.spec import (
-    built,
     deciding_differences,
     differences,
+    facts_of,
     value_of,
     without_consequences,
 )
@@ -32,34 +33,43 @@ def in_words(outcome: dict[str, Any]) -> str:
     return f"a {value['class']}" if isinstance(value, dict) else str(value)
 
 
-def must_not_merge(facts: list[dict[str, Any] | None]) -> bool:
+def must_not_merge(facts: list[dict[str, Any]]) -> bool:
     """Whether some of these specs may not share a group."""
-    made = [one for one in facts if one is not None]
-    return any(deciding_differences(one, other) for one, other in itertools.combinations(made, 2))
+    return any(deciding_differences(one, other) for one, other in itertools.combinations(facts, 2))
+
+
+def in_two_orders(events: list[Event]) -> Iterator[tuple[Event, Event]]:
+    """Successive calls with the same specs in different orders."""
+    for one, other in zip(events[::2], events[1::2], strict=False):
+        if one["args"] != other["args"]:
+            yield one, other
 
 
 def merge_order_free(runs: Runs) -> int:
     """Merging the same specs in two orders gives the same spec, or is refused both times."""
     merges = [event for event in runs[0] if event["op"] == "specs.merge" and "died" not in event["outcome"]]
-    if len(merges) < 2 or merges[0]["args"] == merges[1]["args"]:
-        return 0
-    specs = merges[0]["args"]["specs"]
-    if len(classes_of(specs)) == 1 and must_not_merge(built(runs[0])):
-        return 1  # spec.merge-refuses-unequal judges whether they merge at all.
-    one, other = (event["outcome"] for event in merges[:2])
-    if ("value" in one) != ("value" in other):
-        raise LawBroken(
-            "specs that merge in one order merge in any order",
-            f"{in_words(one)} in one order, {in_words(other)} in the other",
-            facets_of(specs, ["refused"]),
-        )
-    if "value" in one and (wrong := differences(one["value"], other["value"])):
-        raise LawBroken(
-            "merging in another order gives the same spec",
-            "; ".join(f"{f} is {value_of(one['value'], f)} or {value_of(other['value'], f)}" for f in wrong),
-            facets_of(specs, without_consequences(wrong)),
-        )
-    return 1
+    judged = 0
+    for event, reordered in in_two_orders(merges):
+        specs = event["args"]["specs"]
+        judged += 1
+        if len(classes_of(specs)) == 1 and must_not_merge(facts_of(runs[0], specs)):
+            continue  # spec.merge-refuses-unequal judges whether they merge at all.
+        one, other = event["outcome"], reordered["outcome"]
+        if ("value" in one) != ("value" in other):
+            raise LawBroken(
+                "specs that merge in one order merge in any order",
+                f"{in_words(one)} in one order, {in_words(other)} in the other",
+                facets_of(specs, ["refused"]),
+            )
+        if "value" in one and (wrong := differences(one["value"], other["value"])):
+            raise LawBroken(
+                "merging in another order gives the same spec",
+                "; ".join(
+                    f"{f} is {value_of(one['value'], f)} or {value_of(other['value'], f)}" for f in wrong
+                ),
+                facets_of(specs, without_consequences(wrong)),
+            )
+    return judged
 
 
 def merge_keeps_class(runs: Runs) -> int:
@@ -106,18 +116,18 @@ def differing_fields(specs: list[dict[str, Any]]) -> list[str]:
 
 def uniform_symmetric(runs: Runs) -> int:
     """Uniformity has the same answer for the same specs in another order."""
-    answers = uniform_answers(runs[0])
-    if len(answers) < 2 or answers[0]["args"] == answers[1]["args"]:
-        return 0
-    one, other = (event["outcome"] for event in answers[:2])
-    if "value" in one and "value" in other and one["value"] != other["value"]:
-        specs = answers[0]["args"]["specs"]
-        raise LawBroken(
-            "the same answer in any order of the specs",
-            f"{one['value']} in one order, {other['value']} in the other",
-            facets_of(specs, differing_fields(specs)),
-        )
-    return 1
+    judged = 0
+    for event, reordered in in_two_orders(uniform_answers(runs[0])):
+        judged += 1
+        one, other = event["outcome"], reordered["outcome"]
+        if "value" in one and "value" in other and one["value"] != other["value"]:
+            specs = event["args"]["specs"]
+            raise LawBroken(
+                "the same answer in any order of the specs",
+                f"{one['value']} in one order, {other['value']} in the other",
+                facets_of(specs, differing_fields(specs)),
+            )
+    return judged
 
 
 def uniform_total(runs: Runs) -> int:
@@ -136,6 +146,41 @@ def uniform_total(runs: Runs) -> int:
                 facets_of(specs, differing_fields(specs)),
             )
     return len(answers)
+
+
+KEPT_BY = {
+    "SlidingWindowSpec": ("sliding_window",),
+    "ChunkedLocalAttentionSpec": ("attention_chunk_size",),
+    "MambaSpec": ("num_speculative_blocks",),
+}
+"""The fields that say which blocks a layer of a kind keeps. Other blocks need another block table."""
+
+
+def keeps_differently(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The fields for which two layers cannot share a block table."""
+    kinds = [kind for kind in KEPT_BY if all(kind in facts.get("mro", ()) for facts in (one, other))]
+    fields = ["block_size", *(field for kind in kinds for field in KEPT_BY[kind])]
+    return [name for name in fields if one["fields"].get(name) != other["fields"].get(name)]
+
+
+def uniform_separates(runs: Runs) -> int:
+    """Specs that differ in their block size, or in the blocks that they keep, are not uniform."""
+    judged = 0
+    for event in uniform_answers(runs[0]):
+        asked = event["args"]["specs"]
+        made = facts_of(runs[0], asked)
+        differing = sorted(
+            {name for pair in itertools.combinations(made, 2) for name in keeps_differently(*pair)}
+        )
+        judged += bool(differing)
+        if differing and event["outcome"].get("value") is True:
+            values = [f"{n} ({', '.join(str(value_of(facts, n)) for facts in made)})" for n in differing]
+            raise LawBroken(
+                f"specs that differ in {', '.join(values)} are not uniform",
+                "they are uniform",
+                facets_of(asked, differing),
+            )
+    return judged
 
 
 LAWS = [
@@ -183,5 +228,17 @@ LAWS = [
         sources=("vLLM PR 37505",),
         workload="specs.uniformity",
         check=uniform_total,
+    ),
+    Law(
+        id="spec.uniform-separates",
+        level=Level.SAFETY,
+        statement=(
+            "Specs with different block sizes are not uniform. Neither are specs of one kind with different "
+            "windows, chunks or numbers of speculative blocks."
+        ),
+        why="Uniform layers share a block table, so one of them would lose blocks that it still reads.",
+        sources=("vLLM PR 37505",),
+        workload="specs.uniformity",
+        check=uniform_separates,
     ),
 ]

@@ -101,6 +101,36 @@ def page_covers_content(runs: Runs) -> int:
     return judged
 
 
+def page_no_waste(runs: Runs) -> int:
+    """A page of one of vLLM's classes holds its content and nothing else, unless it is padded or aligned."""
+    judged = 0
+    for spec, facts in builds(runs[0]):
+        fields = facts["fields"]
+        padded = any(fields.get(name) is not None for name in ("page_size_padded", "alignment"))
+        content = content_bytes(facts) if spec["class"] in VLLM and not padded else None
+        judged += content is not None
+        if content is not None and facts["page_size_bytes"] > content:
+            raise LawBroken(
+                f"page_size_bytes of at most {content}, the bytes of its K, V, scales or states",
+                f"page_size_bytes={facts['page_size_bytes']}",
+            )
+    return judged
+
+
+def alignment_honoured(runs: Runs) -> int:
+    """The page of a spec with an alignment is a multiple of it."""
+    judged = 0
+    for spec, facts in builds(runs[0]):
+        alignment = spec["fields"].get("alignment")
+        judged += alignment is not None
+        if alignment is not None and facts["page_size_bytes"] % alignment:
+            raise LawBroken(
+                f"page_size_bytes as a multiple of {alignment}, the requested alignment, or a refusal",
+                f"page_size_bytes={facts['page_size_bytes']}",
+            )
+    return judged
+
+
 def scaling_of(spec: dict[str, Any], facts: dict[str, Any]) -> str:
     """How the page size scales with the block size: as declared, else by the kind."""
     declared = spec.get("declared", {}).get("page_scaling")
@@ -294,6 +324,27 @@ LAWS = [
         sources=("vLLM PR 37505",),
         workload="specs.pages",
         check=page_covers_content,
+    ),
+    Law(
+        id="spec.page-no-waste",
+        level=Level.ROBUSTNESS,
+        statement=(
+            "The page of a built-in class that is neither padded nor aligned holds nothing besides what the "
+            "spec declares; compressed tokens take no more than their states."
+        ),
+        why="Each page that is larger than its content is memory that holds no tokens.",
+        sources=("vLLM PR 37505",),
+        workload="specs.pages",
+        check=page_no_waste,
+    ),
+    Law(
+        id="spec.alignment-honoured",
+        level=Level.SAFETY,
+        statement="With alignment, page_size_bytes is a multiple of it, or the spec is refused.",
+        why="A kernel that reads aligned pages reads the second block from the wrong address.",
+        sources=("vLLM PR 31635",),
+        workload="specs.pages",
+        check=alignment_honoured,
     ),
     Law(
         id="spec.page-scaling",

@@ -79,6 +79,8 @@ class Effort:
     """Whether the unit reports which inputs its examples had."""
     symbolic: int = 0
     """Examples from CrossHair. The workload's weight multiplies them."""
+    target: str = ""
+    """A target that the unit loads in its own process and runs on, in place of the host's: a fault of it."""
 
 
 def seed_of(root: int | str, workload: str, subject: str) -> int:
@@ -123,6 +125,7 @@ class Running:
             "database": effort.database,
             "reduce": effort.reduce,
             "until": list(effort.until),
+            "target": effort.target,
             "inputs": effort.inputs,
             "hosts": dict(hosts),
             "timeout": timeout,

@@ -61,6 +61,7 @@ def try_on(
     depth: str = DEPTH,
     seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    fault: str = "",
 ) -> Trial:
     """Run the units that these laws need, one after the other. Returns what they caught.
 
@@ -69,6 +70,8 @@ def try_on(
         chosen: selects and orders the units.
         until: laws; the trial ends when one of them breaks.
         stop: called now and then; if it returns True, the trial ends and the running unit is cut.
+        fault: the name of a fault of the target; each unit loads it first. Workloads that perform examples in
+            other processes run without it.
 
     Raises `NotJudged` if the host cannot fork.
     """
@@ -79,7 +82,7 @@ def try_on(
         for unit in chosen(runner.plan()[0]):
             if stop() or not trial.catches.keys().isdisjoint(until):
                 return
-            effort = replace(runner.effort(unit), reduce=False, until=tuple(until))
+            effort = replace(runner.effort(unit), reduce=False, until=tuple(until), target=fault)
             yield runner.start(unit, effort)
 
     for one, message in work_off(starts(), 1, lambda _: stop()):

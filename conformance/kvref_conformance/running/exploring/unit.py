@@ -29,6 +29,7 @@ from kvref_conformance.running.exploring.driver import Driver, Example
 from kvref_conformance.running.exploring.explorer import Explorer, warm_up
 from kvref_conformance.running.exploring.inputs import inputs_of
 from kvref_conformance.running.exploring.stage import Died, IsolatedStage, Journal, LocalStage, Stage
+from kvref_conformance.targets import load_target
 from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
@@ -122,6 +123,8 @@ def prepare_host(folder: Path) -> None:
 
 def run_unit(target: Target, request: Message, channel: Channel, measure: Measure | None) -> None:
     """Run one unit. Sends progress on the channel while it runs, then the findings."""
+    if request["target"]:
+        target = load_target(request["target"])
     performer = Measured(target, measure) if measure else target
     workload = WORKLOADS[request["workload"]]
     laws = [LAWS[name] for name in request["laws"]]

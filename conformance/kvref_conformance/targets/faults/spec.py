@@ -15,6 +15,7 @@ from kvref.specs import (
     KVCacheSpec,
     MambaSpec,
     MemoryLimits,
+    MLAAttentionSpec,
     PaddedKVCacheSpec,
     SlidingWindowSpec,
     one_if_any,
@@ -77,6 +78,12 @@ def scales_not_counted() -> ReferenceTarget:
         return spec.packed_state_bytes or (spec.head_size + spec.head_size_v) * spec.dtype.itemsize
 
     break_it(AttentionSpec, "state_content_size_bytes", property(size))
+    return ReferenceTarget()
+
+
+def state_for_each_token() -> ReferenceTarget:
+    """A page has a state for each token, although tokens are compressed."""
+    break_it(MLAAttentionSpec, "num_states", property(lambda spec: spec.block_size))
     return ReferenceTarget()
 
 
@@ -153,6 +160,12 @@ def uniform_if_the_first_window_is_enough() -> ReferenceTarget:
     return ReferenceTarget()
 
 
+def chunks_not_compared() -> ReferenceTarget:
+    """Chunked layers are uniform whatever their chunks."""
+    break_it(ChunkedLocalAttentionSpec, "uniform_key", ("attention_chunk_size",))
+    return ReferenceTarget()
+
+
 def windows_compared_before_kinds() -> ReferenceTarget:
     """A windowed spec reads the window of every other spec, even of those without one."""
 
@@ -163,6 +176,13 @@ def windows_compared_before_kinds() -> ReferenceTarget:
         return same and _is_uniform(spec, layers)
 
     break_it(uniform, "is_uniform_with_collection", is_uniform)
+    return ReferenceTarget()
+
+
+def alignment_ignored() -> ReferenceTarget:
+    """A layer with latent attention ignores the alignment it was given."""
+    page = property(lambda spec: spec.page_size_padded or spec.unpadded_page_size_bytes)
+    break_it(MLAAttentionSpec, "page_size_bytes", page)
     return ReferenceTarget()
 
 

@@ -1,0 +1,119 @@
+"""Try the generated faults of the spec classes: is each caught by some law of specs or of planning?"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from kvref_conformance.laws import ANSWERS, LAWS
+from kvref_conformance.processes.launch import Launch
+from kvref_conformance.processes.session import NotJudged
+from kvref_conformance.running.dispatch import Unit
+from kvref_conformance.running.loading import Loaded, loaded
+from kvref_conformance.running.progress import Progress, Silence
+from kvref_conformance.running.time_to_find import Trial, try_on
+from kvref_conformance.targets.faults import PREFIX
+from kvref_conformance.targets.faults.fields import FieldFault, generated, infos
+from kvref_conformance.targets.faults.observable import changes_an_answer
+from kvref_strategies.catalogue import WORKLOADS
+
+AREAS = ("spec", "plan")
+"""The areas whose laws judge the faults."""
+
+ENOUGH = 0.98
+"""The share of the faults that must be caught."""
+
+_JUDGES = tuple(
+    law.id
+    for law in LAWS.values()
+    if law.area in AREAS and law is not ANSWERS and not WORKLOADS[law.workload].isolated
+)
+
+
+class NoSuchFault(ValueError):
+    """The glob matches no generated fault."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A generated fault and its outcome."""
+
+    fault: FieldFault
+    trial: Trial | None
+    """None if the fault changes no answer: then it is not tried."""
+
+    @property
+    def caught(self) -> bool:
+        return self.trial is not None and bool(self.trial.catches)
+
+
+def are_enough(outcomes: Sequence[Judged]) -> bool:
+    """Whether the share of caught faults, among those that change an answer, is at least `ENOUGH`."""
+    tried = [each for each in outcomes if each.trial]
+    return sum(each.caught for each in tried) >= ENOUGH * len(tried)
+
+
+def target_of(fault: FieldFault) -> str:
+    """The fault's target name."""
+    return f"{PREFIX}fields:{fault.name}"
+
+
+def chosen(globs: Sequence[str] = ()) -> list[FieldFault]:
+    """All generated faults, or those whose name matches a glob. Raises `NoSuchFault`."""
+    faults = generated()
+    for glob in globs:
+        if not any(fnmatchcase(fault.name, glob) for fault in faults):
+            raise NoSuchFault(
+                f"no generated fault matches {glob!r}; names have the form CLASS__FIELD__RULE, for example "
+                f"{faults[0].name}"
+            )
+    return [each for each in faults if not globs or any(fnmatchcase(each.name, glob) for glob in globs)]
+
+
+def try_all(faults: Sequence[FieldFault], seed: int, jobs: int, watcher: Progress) -> Iterator[Judged]:
+    """Try the faults, `jobs` at a time. Yields their outcomes in the order of the faults.
+
+    All units are forked from one host with the reference, and each puts the fault into its own process.
+    """
+    watcher.phase(f"asking which of {len(faults)} faults change an answer")
+    # In this thread: each fault changes this process for a moment.
+    real = {fault for fault in faults if changes_an_answer(fault)}
+    watcher.phase(f"trying {len(real)} faults", units=len(real))
+    over = threading.Event()
+    watching = threading.Lock()  # `Progress` is not safe for threads
+
+    def judge(fault: FieldFault) -> Judged:
+        if fault not in real:
+            return Judged(fault, None)
+        with watching:
+            watcher.unit_started(fault.name)
+        trial = _try(reference, fault, seed, over.is_set)
+        with watching:
+            watcher.unit_done(fault.name)
+        return Judged(fault, trial)
+
+    with loaded(Launch("reference"), _JUDGES, Silence()) as reference:
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            yield from pool.map(judge, faults)
+        finally:
+            over.set()
+            pool.shutdown(cancel_futures=True)
+
+
+def _try(reference: Loaded, fault: FieldFault, seed: int, stop: Callable[[], bool]) -> Trial:
+    def near(units: list[Unit]) -> list[Unit]:
+        """The units of the fault's class, its rule first, then those whose subject is no class."""
+        classes = infos()
+        own = [unit for unit in units if unit.subject == fault.spec_class]
+        own.sort(key=lambda unit: fault.rule.partition("_")[0] not in unit.workload.name)
+        return own + [unit for unit in units if unit.subject not in classes]
+
+    name = target_of(fault)
+    try:
+        return try_on(reference, _JUDGES, chosen=near, until=_JUDGES, seed=seed, stop=stop, fault=name)
+    except NotJudged as error:
+        return Trial(open=[str(error)])

@@ -69,6 +69,7 @@ from kvref.target.tensors import Caches, LayerTensors, TensorsPart, View
 from kvref.target.values import Json
 
 __all__ = [
+    "AdapterError",
     "Allocation",
     "BenchCall",
     "BenchPart",
@@ -146,6 +147,10 @@ class Outcome(TypedDict, total=False):
     """How the process ended, or that it did not answer in time."""
 
 
+class AdapterError(Exception):
+    """The target's own adapter cannot perform an operation: this says nothing about the implementation."""
+
+
 class Target(Protocol):
     """An implementation under test."""
 
@@ -207,8 +212,12 @@ class Target(Protocol):
 def perform(target: Target, operation: str, arguments: Mapping[str, Json]) -> Outcome:
     """Run one operation, and return its outcome. If the target raises an `Exception`, the outcome has it.
 
+    A target may have a method `own_error(error)`. It returns "" if the implementation raised the error.
+    Otherwise it returns why the adapter failed, for example that it passed a keyword that this release lacks.
+
     Raises:
         LookupError: the target has no such part or function. This is the caller's mistake.
+        AdapterError: the adapter could not perform the operation.
     """
     part_name, _, function_name = operation.partition(".")
     function = getattr(getattr(target, part_name, None), function_name, None)
@@ -217,4 +226,9 @@ def perform(target: Target, operation: str, arguments: Mapping[str, Json]) -> Ou
     try:
         return {"value": function(**arguments)}
     except Exception as error:
+        own_error = getattr(target, "own_error", None)
+        if own_error is not None and (why := own_error(error)):
+            raise AdapterError(
+                f"the adapter of {target.name} cannot perform {operation} on {target.version}: {why}"
+            ) from error
         return {"error": {"type": type(error).__name__, "message": str(error)}}

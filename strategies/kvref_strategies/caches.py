@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from kvref.target import CacheGroup, SpecClassInfo
-from kvref_strategies.engine import CHOICES, NEEDED, STRAIGHT, Engine, Setup
+from kvref_strategies.engine import CHOICES, GRANTED, NEEDED, STRAIGHT, Engine, Setup
 from kvref_strategies.specs import class_info, declares, judged, minimal, missing_menu
 from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
@@ -311,9 +311,14 @@ WORKLOADS = [
         CacheMachine,
         weight=0.5,
         unobserved=_UNOBSERVED,
+        proof=GRANTED,
         driven=Driven(drawn, drive, CHOICES),
     ),
-    Workload("cache.resend", _PARTS, cache_subjects, resend, weight=0.3, unobserved=_UNOBSERVED),
-    Workload("cache.alone", _PARTS, cache_subjects, alone, weight=0.2, unobserved=_UNOBSERVED),
-    Workload("cache.drafted", _PARTS, cache_subjects, drafted, weight=0.25, unobserved=_UNOBSERVED),
+    Workload(
+        "cache.resend", _PARTS, cache_subjects, resend, weight=0.3, unobserved=_UNOBSERVED, proof=GRANTED
+    ),
+    Workload("cache.alone", _PARTS, cache_subjects, alone, weight=0.2, unobserved=_UNOBSERVED, proof=GRANTED),
+    Workload(
+        "cache.drafted", _PARTS, cache_subjects, drafted, weight=0.25, unobserved=_UNOBSERVED, proof=GRANTED
+    ),
 ]

@@ -64,5 +64,6 @@ WORKLOADS = [
         rows,
         weight=0.5,
         unobserved="the target did not allocate these layers, or nothing that the law is about",
+        proof=("tensors.allocate",),
     ),
 ]

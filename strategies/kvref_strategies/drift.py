@@ -11,6 +11,9 @@ from kvref_strategies.workload import Description, Draw, Stage, Subjects, Worklo
 WITHOUT_PLUGIN = "-Xkvref-no-plugin"
 """The interpreter flag of a process that leaves the plugin out."""
 
+_STOCK_CLASSES = 6
+"""The most stock classes in one example. Its two processes cost more than the operations in them."""
+
 _NO_PLUGIN: Subjects = {"": "there is no plugin"}
 
 
@@ -131,18 +134,26 @@ def _stock(description: Description) -> Subjects:
 
 
 def stock(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Perform the same operations on specs of a stock class, with the plugin and without it."""
-    info = draw(st.sampled_from(stock_classes(description)))
-    spec, other = draw(descriptors(info)), draw(descriptors(info))
-    block_size = draw(st.sampled_from(legal_block_sizes(info, spec)))
+    """Perform the same operations on specs of some stock classes, with the plugin and without it."""
+    classes = st.sampled_from(stock_classes(description))
+    infos = draw(st.lists(classes, min_size=1, max_size=_STOCK_CLASSES, unique_by=lambda info: info["name"]))
+    drawn = [
+        (
+            spec := draw(descriptors(info)),
+            draw(descriptors(info)),
+            draw(st.sampled_from(legal_block_sizes(info, spec))),
+        )
+        for info in infos
+    ]
     for flags in ((), (WITHOUT_PLUGIN,)):
         stage.fresh(*flags)
         stage.perform("registry.initialise")
-        stage.perform("registry.lookup", spec=spec)
-        stage.perform("specs.build", spec=spec)
-        stage.perform("specs.copy", spec=spec, block_size=block_size)
-        stage.perform("specs.merge", specs=[spec, spec])
-        stage.perform("specs.merge", specs=[spec, other])
+        for spec, other, block_size in drawn:
+            stage.perform("registry.lookup", spec=spec)
+            stage.perform("specs.build", spec=spec)
+            stage.perform("specs.copy", spec=spec, block_size=block_size)
+            stage.perform("specs.merge", specs=[spec, spec])
+            stage.perform("specs.merge", specs=[spec, other])
 
 
 _DRIFT = ("drift",)

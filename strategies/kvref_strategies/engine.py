@@ -28,6 +28,9 @@ MAX_REQUESTS = 4
 NEEDED = ("create", "add", "lookup", "allocate", "progress", "cache_blocks", "free", "new_step")
 """The operations of the part `cache` that every engine needs."""
 
+GRANTED = ("cache.allocate",)
+"""The operation that has to succeed before an example shows that a cache works."""
+
 Pick = Callable[[int], int]
 """Makes a decision: called with a count, it returns a number from 0 to count - 1."""
 

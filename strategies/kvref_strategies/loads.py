@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvref_strategies.caches import cache_subjects, setups
-from kvref_strategies.engine import CHOICES, NEEDED, Digits, Engine, Setup
+from kvref_strategies.engine import CHOICES, GRANTED, NEEDED, Digits, Engine, Setup
 from kvref_strategies.workload import Description, Draw, Driven, Stage, Workload
 
 LOADING = ("loaded", "fail", "admit", "close", "output", "run", "arrive", "abort")
@@ -89,6 +89,7 @@ WORKLOADS = [
         loads,
         weight=0.4,
         unobserved="the target made no cache for these layers, cannot load into it, or never cached a block",
+        proof=GRANTED,
         driven=Driven(drawn, drive, CHOICES),
     ),
 ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from kvref_strategies.caches import cache_subjects, kind_of, setups
-from kvref_strategies.engine import CHOICES, NEEDED, Engine, Setup
+from kvref_strategies.engine import CHOICES, GRANTED, NEEDED, Engine, Setup
 from kvref_strategies.specs import judged
 from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
@@ -93,6 +93,7 @@ WORKLOADS = [
         ShadowMachine,
         weight=0.5,
         unobserved="the target made no cache for these layers, or no step computed anything to judge",
+        proof=GRANTED,
         driven=Driven(drawn, drive, CHOICES, {"quick": 20, "standard": 200, "deep": 2000}),
     ),
 ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvref.target import CacheGroup, SpecDescriptor
 from kvref_strategies.caches import kind_of
-from kvref_strategies.engine import CHOICES, NEEDED, Engine, Pick, Request, Setup, Step
+from kvref_strategies.engine import CHOICES, GRANTED, NEEDED, Engine, Pick, Request, Setup, Step
 from kvref_strategies.specs import class_info, declares
 from kvref_strategies.tensors import draw_arguments, draw_layers, tensor_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
@@ -368,5 +368,6 @@ WORKLOADS = [
         on_memory,
         weight=0.4,
         unobserved="the target did not allocate these layers, or made no cache for them",
+        proof=GRANTED,
     ),
 ]

@@ -189,5 +189,6 @@ WORKLOADS = [
         _tensor_subjects,
         tensors,
         weight=2.0,
+        proof=("tensors.allocate",),
     ),
 ]

@@ -241,5 +241,6 @@ WORKLOADS = [
         layouts,
         weight=0.5,
         unobserved="the target did not allocate these layers, or nothing that the law is about",
+        proof=("tensors.allocate",),
     ),
 ]

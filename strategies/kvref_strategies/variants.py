@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvref.target import Outcome
 from kvref_strategies.caches import cache_subjects, setups
-from kvref_strategies.engine import CHOICES, NEEDED, Engine as CacheEngine
+from kvref_strategies.engine import CHOICES, GRANTED, NEEDED, Engine as CacheEngine
 from kvref_strategies.pools import CHOICE, Engine as PoolEngine
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
@@ -98,5 +98,6 @@ WORKLOADS = [
         cache_variants,
         weight=0.25,
         unobserved="no cache for such layers could be made",
+        proof=GRANTED,
     ),
 ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvref.target import CacheGroup
 from kvref_strategies.caches import cache_subjects, setups, without_drafts
-from kvref_strategies.engine import NEEDED, Engine
+from kvref_strategies.engine import GRANTED, NEEDED, Engine
 from kvref_strategies.workload import Description, Draw, Stage, Workload
 
 
@@ -101,5 +101,6 @@ WORKLOADS = [
         withdrawn,
         weight=0.3,
         unobserved="the target made no cache for these layers, or no request had to leave a step",
+        proof=GRANTED,
     ),
 ]

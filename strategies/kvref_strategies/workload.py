@@ -109,6 +109,8 @@ class Workload:
         weight: its share of the example budget. Isolated examples cost a fork each.
         unobserved: the reason to report if no example of a subject gave a law anything to judge. With a
             reason the row is `not-applicable`; without one it is `incomplete`.
+        proof: operations; an example shows that the target works only if one of them succeeded. Without any,
+            every operation counts. A refused allocation is no success.
         driven: how to drive it by plain numbers, if that is possible.
         symbolic: whether CrossHair can draw its numbers symbolically: the target computes with them, and
             nothing else depends on them. They come from the full ranges of `specs.widened`.
@@ -122,5 +124,16 @@ class Workload:
     flags: tuple[str, ...] = ()
     weight: float = 1.0
     unobserved: str = ""
+    proof: tuple[str, ...] = ()
     driven: Driven | None = None
     symbolic: bool = False
+
+    def worked(self, runs: Iterable[Iterable[Mapping[str, Any]]]) -> bool:
+        """Whether the target did something in this example, and did not only refuse or raise errors."""
+        return any(self._succeeded(event) for events in runs for event in events)
+
+    def _succeeded(self, event: Mapping[str, Any]) -> bool:
+        if (self.proof and event["op"] not in self.proof) or "value" not in event["outcome"]:
+            return False
+        value = event["outcome"]["value"]
+        return not isinstance(value, dict) or value.get("added", ()) is not None

@@ -75,8 +75,6 @@ ROWS = [
         control="full attention",
     ),
     Row("sharing.chain-resolves", "chains", "KeyError", VERSIONS, ()),
-    Row("sharing.cycle-refused", "cycles", "KeyError", VERSIONS, ()),
-    Row("sharing.dangling-refused", "targets", "KeyError", VERSIONS, ()),
     Row(
         "canonical.covers-once",
         "attention",

@@ -53,6 +53,12 @@ class Law:
     check: Callable[[Runs], int]
     capabilities: tuple[str, ...] = ()
     """The capabilities that a target must declare for the law to apply."""
+    enough: int = 1
+    """The number of examples that the law has to judge before it holds.
+
+    Only those count in which the target worked: an operation of the workload succeeded, for example an
+    allocation. It is 0 for a law about refusals, in whose examples nothing should succeed.
+    """
 
     @property
     def area(self) -> str:

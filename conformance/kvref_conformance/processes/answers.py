@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from msgspec import ValidationError, convert
 
 from kvref.target import (
+    AdapterError,
     BenchPart,
     CachePart,
     CanonicalPart,
@@ -63,11 +64,11 @@ def raw_answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outc
     An exception that would end a process, such as `SystemExit`, counts as the death of the process.
 
     Raises:
-        NotJudged: there is no such operation, or its exception cannot be converted to text.
+        NotJudged: there is no such operation, the adapter failed, or the exception has no text.
     """
     try:
         return ask(target, operation, arguments)
-    except LookupError as error:
+    except (LookupError, AdapterError) as error:
         raise NotJudged(str(error)) from error
     except Exception as error:
         raise NotJudged(f"{operation} raised an exception that cannot be told as text") from error

@@ -22,6 +22,7 @@ from kvref_conformance.processes.channel import Channel, Message
 from kvref_conformance.processes.exit_codes import how_it_ended
 from kvref_conformance.processes.session import NotJudged, Tail, end_of, kill_group, open_child
 from kvref_conformance.targets import is_external
+from kvref_conformance.targets.plugins import NO_PLUGIN
 
 OWN_PACKAGES = ("kvref", "kvref_conformance", "kvref_strategies")
 LENT_PACKAGES = (
@@ -238,6 +239,8 @@ class RunningHosts(dict[str, Host]):
         self._worker = worker
         self._folder = folder
         self._prepare = prepare
+        self.failed: dict[str, str] = {}
+        """Why the target does not load, by interpreter flags. Without those flags it does."""
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -245,13 +248,24 @@ class RunningHosts(dict[str, Host]):
         return {flags: host.address for flags, host in [*self.items()] if host.address}
 
     def start(self, flag_sets: Iterable[str]) -> None:
-        """Start the missing hosts, in parallel. Raises `TargetFailed`."""
-        new = [flags for flags in flag_sets if flags not in self]
+        """Start the missing hosts, in parallel.
+
+        If the target loads in general but not under some interpreter flags, `failed` says why.
+
+        Raises `TargetFailed`.
+        """
+        new = [flags for flags in flag_sets if flags not in self and flags not in self.failed]
         for flags in new:
-            folder = self._folder / str(len(self))
+            folder = self._folder / str(len(self) + len(self.failed))
             self[flags] = Host(self._worker, tuple(flags.split()), folder, self._prepare)
         for flags in new:
-            self[flags].ready()
+            try:
+                self[flags].ready()
+            except TargetFailed as error:
+                if not flags or NO_PLUGIN in flags.split():
+                    raise
+                self.failed[flags] = str(error)
+                self.pop(flags).stop()
 
 
 @contextmanager

@@ -248,6 +248,7 @@ class Checker:
         units: dict[tuple[str, str], Unit] = {}
         for law in _feeding(self._laws):
             workload = WORKLOADS[law.workload]
+            not_loaded = [why for flags in workload.flags if (why := self._hosts.failed.get(flags))]
             for subject, reason in subjects_of(law, self._description).items():
                 if subject in self._left_to_stock or self._options.left_out(subject):
                     continue
@@ -260,6 +261,8 @@ class Checker:
                     rows.append(new_row(law, subject, Status.INCOMPLETE, reason or ""))
                 elif reason is not None:
                     rows.append(new_row(law, subject, Status.NOT_APPLICABLE, reason))
+                elif not_loaded:
+                    rows.append(new_row(law, subject, Status.INCOMPLETE, not_loaded[0]))
                 else:
                     unit = units.setdefault((workload.name, subject), Unit(workload, subject, []))
                     unit.laws.append(law)
@@ -338,7 +341,7 @@ class Checker:
         """Rows of the unit's laws: one for each new or known facet, or a single row if there is none."""
         rows = []
         for law in unit.laws:
-            nothing: dict[str, Any] = {"examples": 0, "broken": [], "unreduced": []}
+            nothing: dict[str, Any] = {"examples": 0, "substantial": 0, "broken": [], "unreduced": []}
             findings = unit.findings["laws"][law.id] if unit.findings else nothing
             expected = [entry for entry in known if (entry.law, entry.subject) == (law.id, unit.subject)]
             own = [self.confirmer.broken_row(law, unit.subject, broken) for broken in findings["broken"]]
@@ -346,9 +349,10 @@ class Checker:
             own = _distinct(sorted(own, key=lambda row: self._profile.failure(row) is None))
             if findings["unreduced"] and own:
                 own[-1].message += f"{ALSO_BREAKS}{', '.join(findings['unreduced'])}"
-            reason = _why_incomplete(unit, findings["examples"])
+            reason = _why_incomplete(unit, law, findings)
             if reason and not own:
-                unobserved = unit.workload.unobserved if unit.findings and not unit.death else ""
+                seen = unit.death or not unit.findings or findings["examples"]
+                unobserved = "" if seen else unit.workload.unobserved
                 status = Status.NOT_APPLICABLE if unobserved else Status.INCOMPLETE
                 own = [new_row(law, unit.subject, status, unobserved or reason)]
             own += [self.confirmer.known_row(entry) for entry in expected]
@@ -457,11 +461,19 @@ def _distinct(rows: Iterable[Row]) -> list[Row]:
     return kept
 
 
-def _why_incomplete(unit: Unit, examples: int) -> str:
+def _why_incomplete(unit: Unit, law: Law, findings: dict[str, Any]) -> str:
     if unit.cut:
         return "cut by the budget"
     if unit.failure:
         return f"not judged: {unit.failure}"
     if unit.death:
         return f"the target's process ended ({unit.death}); see {ANSWERS.id}"
-    return "" if examples else "no example gave this law anything to judge"
+    if not findings["examples"]:
+        return "no example gave this law anything to judge"
+    if findings["broken"] or findings["unreduced"] or findings["substantial"] >= law.enough:
+        return ""
+    what = " or ".join(unit.workload.proof) or "an operation"
+    return (
+        f"of the {findings['examples']} examples that this law judged, {what} succeeded in "
+        f"{findings['substantial']}; it holds only after {law.enough}"
+    )

@@ -44,14 +44,14 @@ class Driver:
 
     def __init__(self, target: Asked, workload: Workload, request: Message, journal: Journal) -> None:
         self._target = target
-        self._workload = workload
+        self.workload = workload
         self._description: Description = request["description"]
         self._seed: int = request["seed"]
         self._journal = journal
 
     def examples(self, setups: Sequence[dict[str, Any]]) -> Iterator[Example]:
         """One example for each setup."""
-        driven = self._workload.driven
+        driven = self.workload.driven
         if driven is None:
             return
         for number, setup in enumerate(setups):
@@ -66,7 +66,7 @@ class Driver:
         # An example makes no garbage before it ends, and looking for it takes a third of the time.
         gc.disable()
         try:
-            perform(self._workload, stage, self._description, example)
+            perform(self.workload, stage, self._description, example)
         finally:
             gc.enable()
         self._journal.came_back()
@@ -75,7 +75,7 @@ class Driver:
     def perform(self, example: Example) -> Stage:
         """Perform an example with a journal entry for each operation."""
         stage = LocalStage(self._target, self._journal)
-        perform(self._workload, stage, self._description, example)
+        perform(self.workload, stage, self._description, example)
         return stage
 
     def reduce(self, example: Example, breaks: Callable[[Stage], bool]) -> None:

@@ -64,7 +64,7 @@ class Explorer:
         new_stage: Callable[[], Stage],
         backend: str = "hypothesis",
     ) -> None:
-        self._workload = workload
+        self.workload = workload
         self._description = request["description"]
         self._subject: str = request["subject"]
         self._seed: int = request["seed"]
@@ -84,7 +84,7 @@ class Explorer:
             phases = (Phase.reuse, Phase.generate, Phase.shrink)
             kept = self._kept(reduce)
             settings = _settings(self._examples, *phases, database=kept, backend=self._backend)
-        examples = self._workload.examples
+        examples = self.workload.examples
         with with_reporter(lambda _: None):
             if isinstance(examples, type):
                 self._run_machine(examples, settings, judge)
@@ -106,7 +106,7 @@ class Explorer:
 
     def perform(self, data: st.DataObject, stage: Stage) -> None:
         """Perform an example of a script until it ends or the target dies."""
-        script = cast(Script, self._workload.examples)
+        script = cast(Script, self.workload.examples)
         try:
             script(data.draw, stage, self._description, self._subject)
         except Died:
@@ -118,7 +118,7 @@ class Explorer:
         """The database of one reduction, in a folder of its own; None if the request names no database."""
         if not self._database:
             return None
-        key = f"{self._workload.name}/{self._subject}/{name}"
+        key = f"{self.workload.name}/{self._subject}/{name}"
         folder = hashlib.sha256(key.encode()).hexdigest()[:16]
         return DirectoryBasedExampleDatabase(Path(self._database) / folder)
 
@@ -145,9 +145,9 @@ class Explorer:
     def setups(self, number: int) -> list[dict[str, Any]]:
         """At most `number` setups for driven examples."""
         made: list[dict[str, Any]] = []
-        if self._workload.driven is None or not number:
+        if self.workload.driven is None or not number:
             return made
-        draw_setup = self._workload.driven.setup
+        draw_setup = self.workload.driven.setup
 
         @hypothesis.seed(self._seed)
         @_settings(number, Phase.generate)

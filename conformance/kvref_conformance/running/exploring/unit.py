@@ -182,7 +182,7 @@ def _collect(
 ) -> dict[str, Any]:
     """Make every example and judge it by every law. Returns the findings."""
     per_law: dict[str, dict[str, Any]] = {
-        law.id: {"examples": 0, "facets": set(), "first": None} for law in laws
+        law.id: {"examples": 0, "substantial": 0, "facets": set(), "first": None} for law in laws
     }
     findings: dict[str, Any] = {"laws": per_law, "died": None, **dict.fromkeys(COUNTED, 0)}
     report.findings = findings
@@ -193,8 +193,9 @@ def _collect(
         findings["steps"] += stage.steps
         findings["seconds"] = time.monotonic() - started
         report.saw(stage)
+        worked = explorer.workload.worked(stage.runs)
         for law in laws:
-            for facet in _judge(law, stage, findings):
+            for facet in _judge(law, stage, findings, worked):
                 per_law[law.id]["facets"].add(facet)
                 report.broke(law, facet, lambda: stage)
         if enough(per_law):
@@ -212,11 +213,16 @@ def _collect(
     return findings
 
 
-def _judge(law: Law, stage: Stage, findings: dict[str, Any]) -> tuple[str, ...]:
-    """The facets in which the example breaks the law. Counts the example if the law judged anything in it."""
+def _judge(law: Law, stage: Stage, findings: dict[str, Any], worked: bool = True) -> tuple[str, ...]:
+    """The facets in which the example breaks the law. Counts the example if the law judged anything in it.
+
+    `worked` says whether the target did more in it than refuse.
+    """
     found = findings["laws"][law.id]
     try:
-        found["examples"] += law.check(stage.runs) > 0
+        judged = law.check(stage.runs) > 0
+        found["examples"] += judged
+        found["substantial"] += judged and worked
     except LawBroken as broken:
         found["examples"] += 1
         found["first"] = found["first"] or {
@@ -251,8 +257,9 @@ def _drive(
             report.saw(stage)
         findings["driven_examples"] += 1
         findings["driven_seconds"] = time.monotonic() - started
+        worked = driver.workload.worked(stage.runs)
         for law in laws:
-            for facet in _judge(law, stage, findings):
+            for facet in _judge(law, stage, findings, worked):
                 if broken[law.id].setdefault(facet, example) is example:
                     report.broke(law, facet, partial(driver.perform, example))
         if died := stage.died:

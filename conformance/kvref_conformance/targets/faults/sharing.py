@@ -11,7 +11,6 @@ import torch
 import kvref.layout
 import kvref.sharing
 from kvref import planning, tensors
-from kvref.errors import KVSharingError
 from kvref.layout import KVCachePlacement
 from kvref.planning import KVCacheConfig, KVCacheGroupSpec
 from kvref.tensors import KVCaches
@@ -83,16 +82,14 @@ def targets_without_targets() -> ReferenceTarget:
 
 
 def targets_listed_before() -> ReferenceTarget:
-    """A layer's target must be an owner or a layer listed before it."""
+    """A target is looked up among the layers listed before it, so a later one ends in a KeyError."""
 
     def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         resolved = _resolve(targets, owners, *groups)
         known = set(owners)
         for layer in resolved:
             if targets[layer] not in known:
-                raise KVSharingError(
-                    f"layer {layer!r} shares the cache of {targets[layer]!r}, unknown so far"
-                )
+                raise KeyError(targets[layer])
             known.add(layer)
         return resolved
 

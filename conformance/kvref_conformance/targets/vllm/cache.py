@@ -154,17 +154,21 @@ def allocate(
     CURRENT.needed, CURRENT.taken = 0, []
     manager = CURRENT.manager
     found = manager.create_kv_cache_blocks(tuple(map(objects, hit["blocks"]))) if hit else None
-    added = manager.allocate_slots(
-        CURRENT.requests[request],
-        new,
-        num_new_computed_tokens=hit["tokens"] if hit else 0,
-        new_computed_blocks=found,
-        num_lookahead_tokens=lookahead,
-        num_external_computed_tokens=external,
-        delay_cache_blocks=delay,
-        num_encoder_tokens=encoder,
-        full_sequence_must_fit=whole,
-    )
+    made = CURRENT.requests[request]
+    known = {
+        "num_new_computed_tokens": hit["tokens"] if hit else 0,
+        "new_computed_blocks": found,
+        "num_external_computed_tokens": external,
+        "num_encoder_tokens": encoder,
+    }
+    # Older schedulers ask first whether all of the request fits.
+    asked_first = hasattr(manager, "can_fit_full_sequence")
+    added = None
+    if not (whole and asked_first) or manager.can_fit_full_sequence(made, **known):
+        whole_too = {} if asked_first else {"full_sequence_must_fit": whole}
+        added = manager.allocate_slots(
+            made, new, num_lookahead_tokens=lookahead, delay_cache_blocks=delay, **known, **whole_too
+        )
     return {
         "added": None if added is None else [numbers(group) for group in added.blocks],
         "needed": CURRENT.needed,

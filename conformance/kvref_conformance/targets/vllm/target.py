@@ -30,6 +30,7 @@ from kvref_conformance.targets.codec import foreign
 from kvref_conformance.targets.plugins import plugin_is_left_out
 from kvref_conformance.targets.vllm import (
     bench,
+    blame,
     cache,
     canonical,
     hashing,
@@ -57,6 +58,8 @@ REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
 )
 """The order in which blocks are reused, by release. Only releases that were examined are listed."""
 
+_ALLOCATES = tensors.is_supported()
+
 NO_STATES_LOADED = ("0.22.1",)
 """Releases whose scheduler asserts that nothing is loaded if recurrent states are cached at step ends."""
 
@@ -74,11 +77,11 @@ def _capabilities() -> dict[str, Json]:
     declared: dict[str, Json] = {
         "contents": hashing.CONTENTS,
         "block_numbers": ["evict"],
-        "layouts": tensors.layouts(),
-        "buffers": [tensors.way_of_buffers()],
-        "kernel_blocks": True,
-        "zeroed": True,
     }
+    if _ALLOCATES:
+        declared["layouts"] = tensors.layouts()
+        declared["buffers"] = [tensors.way_of_buffers()]
+        declared["kernel_blocks"] = declared["zeroed"] = True
     if registry and registry.can_override():
         declared["override"] = True
     if modes := cache.mamba_cache_modes():
@@ -107,11 +110,13 @@ class VllmTarget:
     pool: PoolPart = pool
     cache: CachePart = cache
     sharing: SharingPart = sharing
-    tensors: TensorsPart = tensors
-    canonical: CanonicalPart = canonical
+    tensors: TensorsPart | None = tensors if _ALLOCATES else None
+    canonical: CanonicalPart | None = canonical if _ALLOCATES else None
     # vLLM's connector moves blocks with GPU kernels in the steps of a scheduler: it cannot be called alone.
     connector: ConnectorPart | None = None
     bench: BenchPart = bench
+
+    own_error = staticmethod(blame.own_error)
 
     def __init__(self, plugin: Plugin | None = None) -> None:
         self._plugin = plugin

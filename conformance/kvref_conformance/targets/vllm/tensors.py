@@ -111,6 +111,11 @@ def engine_of(specs: Mapping[str, Any], num_blocks: int, layout: str) -> Any:
     return engine
 
 
+def is_supported() -> bool:
+    """Whether the release has the model runner whose functions this part calls: from 0.22.1 on."""
+    return hasattr(attn_utils, "prepare_kernel_block_sizes")
+
+
 def has_layouts() -> bool:
     """Whether this release has one layout for the engine. If not, each backend has its own."""
     return find_spec("vllm.v1.kv_cache_layout") is not None

@@ -20,7 +20,11 @@ import pytest
 from click.testing import CliRunner
 
 from kvref_conformance.commands.cli import cli
+from kvref_conformance.laws import LAWS
+from kvref_conformance.processes.launch import Launch
 from kvref_conformance.running.checker import DEPTHS
+from kvref_conformance.running.loading import Loaded, loaded
+from kvref_conformance.running.progress import Silence
 
 # If pytest runs in the background, it ignores interrupts, and so would its child processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -110,6 +114,13 @@ class Kvref:
             if marked and int(folder.name) != os.getpid():
                 found[int(folder.name)] = command
         return found
+
+
+@pytest.fixture(scope="session")
+def reference() -> Iterator[Loaded]:
+    """The reference, loaded for all laws."""
+    with loaded(Launch("reference"), tuple(LAWS), Silence()) as host:
+        yield host
 
 
 @pytest.fixture

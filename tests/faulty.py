@@ -6,12 +6,15 @@ from rich.console import Console
 
 from kvref_conformance.documents.baseline import NO_BASELINE
 from kvref_conformance.documents.results import Result, Row, Status
-from kvref_conformance.laws import ANSWERS, LAWS
+from kvref_conformance.laws import ANSWERS, LAWS, Law
 from kvref_conformance.processes.launch import Launch
 from kvref_conformance.report.progress import progress
-from kvref_conformance.running.checker import DEPTHS, Options
+from kvref_conformance.running.checker import DEPTH, DEPTHS, Options
+from kvref_conformance.running.dispatch import Unit
 from kvref_conformance.running.fault_matrix import near
-from kvref_conformance.running.loading import loaded
+from kvref_conformance.running.loading import Loaded, loaded
+from kvref_conformance.running.progress import Silence
+from kvref_conformance.running.time_to_find import Trial, try_on
 from kvref_conformance.targets.faults import FAULTS
 from kvref_strategies.caches import UNKNOWN_KIND
 from kvref_strategies.catalogue import WORKLOADS
@@ -55,6 +58,46 @@ to every later reader, with a hit or without. A hit that is cut loses the beginn
 
 COMPARE_HALVES = {"pool.variants-agree", "manager.variants-agree"}
 """Laws that a fault of the plain half breaks besides its own: the fast half does not have it."""
+
+
+REPORTED_SHOWN_BY = {
+    "start_forgets_what_was_registered": "registry",
+    "evicted_block_knows_its_key": "pool",
+    "bad_blocks_found_while_held": "FullAttentionSpec",
+    "line_outlives_a_reset": "pool",
+    "found_again_and_still_the_oldest": "pool",
+    "cached_counts_as_used": "pool",
+    "removal_told_of_each_copy": "SlidingWindowSpec",
+    "tokens_of_skipped_blocks_told": "SlidingWindowSpec",
+    "left_behind_and_not_new_again": "SlidingWindowSpec",
+    "given_up_twice_while_under_way": "FullAttentionSpec",
+    "reference_left_on_the_copy": "SlidingWindowSpec",
+    "room_for_drafts_behind_the_longest": "HiddenStateCacheSpec",
+    "loaded_state_not_counted": "MambaSpec",
+    "fewer_than_before_asserted_away": "MambaSpec",
+    "state_found_before_it_is_written": "MambaSpec",
+    "state_remembered_over_preemption": "MambaSpec",
+    "window_shorter_by_what_is_read_ahead": "SlidingWindowSpec",
+    "block_read_ahead_gets_no_key": "SlidingWindowMLASpec",
+    "each_look_drops_a_block": "SlidingWindowSpec",
+    "one_list_cut_to_the_hit": "MambaSpec",
+    "common_if_held_often_enough": "FullAttentionSpec",
+    "nothing_left_to_compute": "MLAAttentionSpec",
+    "found_once_for_all": "MLAAttentionSpec",
+    "later_hashes_begin_anew": "FullAttentionSpec",
+    "held_although_refused": "SlidingWindowSpec",
+    "one_group_after_the_other": "FullAttentionSpec",
+    "found_blocks_cost_nothing": "SlidingWindowSpec",
+    "next_in_line_for_the_one_found": "SlidingWindowSpec",
+    "table_goes_on_from_before_preemption": "FullAttentionSpec",
+    "kept_if_the_request_left_first": "blocks of a pool",
+    "given_up_twice_when_done": "blocks of a pool",
+    "first_kernel_block_moved": "blocks of a pool",
+    "pages_of_the_first_layer_moved": "other heads",
+    "chain_ends_at_the_first_layer": "attention",
+    "each_stage_plans_alone": "windows",
+}
+"""The subject that shows a fault soonest."""
 
 
 def check(target: str, *options: Options) -> list[Result]:
@@ -116,3 +159,32 @@ def left_out(row: Row) -> bool:
     if row.law != ANSWERS.id:
         reasons.append(WORKLOADS[LAWS[row.law].workload].unobserved)
     return row.status is Status.NOT_APPLICABLE and row.message in reasons
+
+
+def look_for(fault: str, law: str, subject: str | None, reference: Loaded, depth: str = DEPTH) -> Trial:
+    """Make examples of the subject, or of all subjects, until the law finds the fault.
+
+    Loading a host takes longer than finding a fault. So if possible, the units are forked from the reference's
+    host and load the fault themselves.
+    """
+
+    def of_the_subject(units: list[Unit]) -> list[Unit]:
+        return [unit for unit in units if subject is None or unit.subject == subject]
+
+    def try_in(host: Loaded, fault: str = "") -> Trial:
+        return try_on(host, (law,), chosen=of_the_subject, until=(law,), depth=depth, fault=fault)
+
+    if not needs_its_own_host(LAWS[law]):
+        return try_in(reference, fault)
+    with loaded(Launch(fault), (law,), Silence()) as host:
+        return try_in(host)
+
+
+def needs_its_own_host(law: Law) -> bool:
+    """Whether only a host that has loaded a fault of this law shows it.
+
+    That is so if examples run in processes forked from the host, or if the fault comes with a plugin or a
+    capability.
+    """
+    isolated = law is ANSWERS or WORKLOADS[law.workload].isolated
+    return isolated or law.area == "drift" or bool(law.capabilities)

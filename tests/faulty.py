@@ -164,8 +164,8 @@ def left_out(row: Row) -> bool:
 def look_for(fault: str, law: str, subject: str | None, reference: Loaded, depth: str = DEPTH) -> Trial:
     """Make examples of the subject, or of all subjects, until the law finds the fault.
 
-    Loading a host takes longer than finding a fault. So if possible, the units are forked from the host of the
-    reference and load the fault themselves.
+    Loading a host takes longer than finding a fault. So if possible, the units are forked from the host of
+    the reference and load the fault themselves.
     """
 
     def of_the_subject(units: list[Unit]) -> list[Unit]:

@@ -1,7 +1,7 @@
-"""State that several threads share. Either all changes of a transaction are published, or none.
+"""State that several threads share, with transactions: either all changes of one are published, or none.
 
-The state is an immutable value. A *change* is a function from the present value to the next one. To refuse,
-it raises an exception.
+The state is an immutable value. A *change* is a function that takes the present value and returns the next
+one. A change that is not possible raises an exception.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ StateT = TypeVar("StateT")
 
 
 class _Transaction(Generic[StateT]):
-    """What one thread has changed and not yet published."""
+    """The changes that one thread has made and not yet published."""
 
     def __init__(self, state: StateT) -> None:
         self.thread = threading.get_ident()
@@ -29,8 +29,8 @@ class _Transaction(Generic[StateT]):
 class SharedState(Generic[StateT]):
     """An immutable value that every thread may read and replace.
 
-    A change is published at once. In a transaction only the transaction's own thread sees it, until the
-    transaction ends.
+    A change outside a transaction is published at once: all threads see it. A change in a transaction is
+    visible only to the transaction's own thread until the transaction ends.
     """
 
     def __init__(self, state: StateT) -> None:
@@ -54,7 +54,7 @@ class SharedState(Generic[StateT]):
         """Replace the value. If `change` raises an exception, the value stays as it was.
 
         Args:
-            change: returns the next value and does nothing else. In a transaction it is called twice.
+            change: returns the next value and has no other effect. In a transaction it is called twice.
         """
         transaction = self._own_transaction()
         if transaction is None:
@@ -66,10 +66,10 @@ class SharedState(Generic[StateT]):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Publish all changes of the block at once at its end, or none if an exception ends it.
+        """Context manager: publish all changes together at its end, or none if an exception ends it.
 
-        Other threads go on reading and changing the published value. A thread that wants a transaction of its
-        own waits.
+        Meanwhile other threads can read and change the published value. A thread that wants to begin another
+        transaction waits.
 
         Raises:
             RuntimeError: this thread is in a transaction already.

@@ -1,7 +1,8 @@
-"""Which layers are uniform: they always need the same number of token slots, so they may share a group.
+"""Which layers are *uniform*: they always need the same number of token slots, so they may share a group.
 
-Two specs are uniform if the registry has the same uniform base for both and their `uniform_key`s are equal.
-So the order of the layers does not matter. (vLLM asks only the first spec, which may lack fields of others.)
+Two specs are uniform if the registry has the same uniform base for both, and if their `uniform_key`s are
+equal. So the order of the layers does not matter. (vLLM asks only the first spec, which may lack fields that
+other specs have.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def is_uniform_with_collection(kv_cache_spec: KVCacheSpec, kv_cache_specs: Mappi
 
 
 def is_uniform_type(kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
-    """Whether the layers are uniform and have one block size. False if there are no layers.
+    """Whether all layers are uniform and have the same block size. False if there are no layers.
 
     Raises:
         UnregisteredSpecError: the spec of a layer is not registered.
@@ -49,7 +50,7 @@ def is_uniform_type(kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
 
 
 def get_uniform_type_specs(kv_cache_specs: Mapping[str, KVCacheSpec]) -> UniformTypeKVCacheSpecs | None:
-    """The composite of the layers; None if they are not uniform or have several block sizes.
+    """The composite of the layers; None if they are not uniform or have different block sizes.
 
     Raises:
         UnregisteredSpecError: the spec of a layer is not registered.

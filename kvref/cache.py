@@ -163,7 +163,7 @@ class KVCacheManager:
             "num_encoder_tokens": num_encoder_tokens,
         }
         computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
-        # If all tokens of a request were loaded, it computes the last one again, for its output.
+        # If all tokens were loaded, the request computes the last one again, for its output.
         resume = computed if running else min(computed, request.num_tokens - 1)
         if reason := self._why_not(request, running, counts, hits, resume):
             raise InvalidRequestError(f"request {request_id!r}: {reason}")

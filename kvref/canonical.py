@@ -74,7 +74,7 @@ def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
     refs: list[tuple[CanonicalKVCacheRef, ...]] = []
     for group in placement.config.kv_cache_groups:
         own: list[CanonicalKVCacheRef] = []
-        # Layers that only the runner knows have no memory here.
+        # Layers that only the model runner uses have no memory here.
         for name in filter(placement.layers.__contains__, group.owning_layers):
             buffer, start, pages = placement.layers[name]
             stride = pages.block_stride
@@ -141,7 +141,7 @@ def copy_blocks(
     for ref in source.group_data_refs[group]:
         theirs, ours = source.tensors[ref.tensor_idx].tensor, destination.tensors[ref.tensor_idx].tensor
         size = ref.page_size_bytes
-        # Row by row: indexing with a list of rows makes a copy on the way.
+        # Row by row: indexing with a list of rows would first copy them to a temporary tensor.
         for from_block, to_block in block_pairs:
             ours[to_block, :size].copy_(theirs[from_block, :size], non_blocking=True)
 

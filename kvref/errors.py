@@ -64,10 +64,10 @@ class InvalidConfigError(ValueError):
 
 
 class KVSharingError(InvalidConfigError, KeyError):
-    """A layer cannot share the cache of the layer that it names. The message names both layers."""
+    """A layer cannot share the cache of the layer that it names. The message names the layers."""
 
     def __str__(self) -> str:
-        # KeyError would show the repr of the message.
+        # KeyError.__str__ would return the repr of the message.
         return str(self.args[0]) if self.args else ""
 
 

@@ -163,7 +163,7 @@ def place_kv_caches(
     for group, kernel in zip(groups, kernels, strict=True):
         owners.update(_owners(group, kernel))
     regions = [[slot] for slot in slots] if layout.is_layer_outermost else [list(slots)] * bool(slots)
-    # Lay out each kind of region once: a model has few kinds, but many regions of each.
+    # A region is one tensor, or all tensors of a shared buffer. Lay out equal regions once: there are many.
     known: dict[object, _Region] = {}
     layers: dict[str, LayerPlacement] = {}
     start = 0

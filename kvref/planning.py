@@ -281,7 +281,7 @@ def _with_page(spec: KVCacheSpec, page: int) -> KVCacheSpec:
     block_size = page // spec.page_size_bytes * spec.block_size
     sinks = spec.sink_len if isinstance(spec, SinkFullAttentionSpec) else 0
     if isinstance(spec, AttentionSpec) and sinks % block_size == 0:
-        # Padding belongs to one block size. Below, a page that is still too small gets new padding.
+        # Padding fits only one block size, so drop it. A page that is still too small is padded again below.
         made = replace(spec, page_size_padded=None).copy_with_new_block_size(block_size)
     if made.page_size_bytes != page and isinstance(made, PaddedKVCacheSpec):
         made = replace(made, page_size_padded=page)
@@ -440,7 +440,7 @@ def _of_worker(groups: Sequence[KVCacheGroupSpec], own: set[str]) -> list[KVCach
         spec = group.kv_cache_spec
         if isinstance(spec, UniformTypeKVCacheSpecs) and len(names) < len(group.layer_names):
             kept = {name: spec.kv_cache_specs[name] for name in names}
-            # A worker with none of the layers must still know the kind of the group.
+            # A worker without layers of the group must still know the group's kind: keep one spec.
             spec = replace(spec, kv_cache_specs=kept) if kept else min(spec.kv_cache_specs.items())[1]
         plan.append(replace(group, layer_names=names, kv_cache_spec=spec))
     return plan

@@ -125,7 +125,7 @@ class KVCacheSpecRegistry:
                 changes.
         """
         base = kvcache_spec_cls if uniform_type_base_spec is None else uniform_type_base_spec
-        # The entry refuses None, like any other value that is no manager class.
+        # KVCacheSpecMetadata refuses None, like anything else that is not a manager class.
         entry = KVCacheSpecMetadata(kvcache_spec_cls, cast(ManagerClass, manager_class), base)
         cls._shared.change(lambda table: table.register(entry))
 

@@ -35,8 +35,8 @@ class SharedState(Generic[StateT]):
 
     def __init__(self, state: StateT) -> None:
         self._published = state
-        self._publishing = threading.Lock()  # held for the moment of one change
-        self._turn = threading.Lock()  # held by the thread in a transaction, while foreign code runs
+        self._publishing = threading.Lock()  # held while a change is published
+        self._turn = threading.Lock()  # held during a transaction, while foreign code runs
         self._transaction: _Transaction[StateT] | None = None
 
     @property
@@ -81,7 +81,7 @@ class SharedState(Generic[StateT]):
             try:
                 yield
                 with self._publishing:
-                    # Other threads may have published changes since: ours are made again, on top of those.
+                    # Other threads may have published changes meanwhile. Make ours again, on top of those.
                     state = self._published
                     for change in transaction.changes:
                         state = change(state)

@@ -142,7 +142,7 @@ def _check_substitute(spec_class: SpecClass, substitute: SpecClass) -> None:
     """Raise `RegistrationError` unless every spec of `spec_class` can be rebuilt as a `substitute`."""
     name = spec_class.__name__
     _require_subclass(substitute, spec_class, f"the substitute of {name}")
-    # Each substitute derives from the class before it, so no chain of them is a loop.
+    # Each substitute derives from the class that it replaces, so a chain of substitutes is never a loop.
     if substitute is spec_class:
         raise RegistrationError(f"{name} cannot be its own substitute: give a class derived from it")
     given, accepted = _parameters(spec_class), _parameters(substitute)

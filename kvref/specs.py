@@ -200,7 +200,7 @@ class KVCacheSpec:
                 "subclass, and put the others in groups of their own"
             )
         changes: dict[str, Any] = {}
-        # A vendor's field with compare=False is no part of the value, so it may differ.
+        # A vendor's field with compare=False does not count in comparisons, so it may differ.
         for field in [field for field in dataclasses.fields(first) if field.compare]:
             values = [getattr(spec, field.name) for spec in specs]
             try:
@@ -305,7 +305,7 @@ class AttentionSpec(PaddedKVCacheSpec):
     """Tokens per state. More than 1 if tokens are compressed; less than 1 if a token has several states."""
 
     def __post_init__(self) -> None:
-        # A default that is left out and one that is written out must give equal specs.
+        # A spec without head_size_v must equal a spec with head_size_v=head_size.
         if self.head_size_v is None:
             object.__setattr__(self, "head_size_v", self.head_size)
         super().__post_init__()
@@ -689,7 +689,7 @@ def _cdiv(dividend: int, divisor: int) -> int:
 
 def _require_int(owner: object, field: str, minimum: int = 1) -> None:
     value = getattr(owner, field)
-    # By exact type: bools and enum members are ints too, but never a size.
+    # Compare the exact type: bools and enum members are ints, too, but no sizes.
     if type(value) is not int or value < minimum:
         raise InvalidSpecError(
             f"{type(owner).__name__}.{field} must be an int of at least {minimum}, not {value!r}"

@@ -87,7 +87,7 @@ def allocate_kv_cache(
             kv_cache_config, layout, kernel_block_sizes=kernel_block_sizes, contiguous=contiguous
         )
     except InvalidConfigError:
-        del buffers  # else the traceback keeps them alive
+        del buffers  # otherwise the traceback keeps the memory alive
         raise
     return reshape_kv_cache(placement, buffers)
 
@@ -103,7 +103,7 @@ def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor
         InvalidConfigError: the buffers do not meet these conditions.
     """
     _check_buffers(buffers, placement.buffers)
-    # View a buffer as a dtype once for all layers.
+    # Make the view of a buffer with a dtype once, for all layers that need it.
     typed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     layers: dict[str, KVCache] = {}
     for name, (buffer, start, pages) in placement.layers.items():
@@ -204,7 +204,7 @@ def _free_bytes(device: torch.device) -> int:
         with open("/proc/meminfo", encoding="ascii") as lines:
             [available] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
         return int(available) * 1024
-    except (OSError, ValueError):  # no such file: take all memory, so that nothing is refused wrongly
+    except (OSError, ValueError):  # no such file: assume that all memory is free
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -44,7 +44,7 @@ def is_uniform_type(kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
     if not kv_cache_specs:
         return False
     first = next(iter(kv_cache_specs.values()))
-    # Ask this before comparing block sizes, so that an unregistered spec is refused in any case.
+    # Before the block sizes are compared: an unregistered spec must raise in any case.
     uniform = is_uniform_with_collection(first, kv_cache_specs)
     return uniform and len({spec.block_size for spec in kv_cache_specs.values()}) == 1
 

@@ -69,7 +69,7 @@ class KVCacheManager(cache.KVCacheManager):
                 or full_sequence_must_fit
             )
         ):
-            # A later step of a request: only its hashes must be checked.
+            # A later step of a running request. Of all checks, it needs only that of the hashes.
             if computed + num_new_tokens + num_lookahead_tokens <= settled:
                 return self.empty_kv_cache_blocks
             self._check_hashes(request)
@@ -142,6 +142,6 @@ def is_settled(manager: SingleTypeKVCacheManager, request_id: str, tokens: Token
         and (
             num_tokens // manager.block_size <= num_cached or manager._num_to_cache(num_tokens) <= num_cached
         )
-        # At least one of the tokens is still to be computed.
+        # - 1: the step computes at least one of these tokens, so fewer are computed before it.
         and manager._num_skipped_blocks(num_tokens - 1) <= manager._num_nulled[request_id]
     )

@@ -47,7 +47,7 @@ def copy_rows(
     word = _WORD if aligned else 1
     pieces = -(-longest_row // (word * _LANES * _TURNS))
     with torch.cuda.device(source.device):
-        # From pinned memory: otherwise the host waits for all that is queued on the stream.
+        # From page-locked memory: otherwise the host waits for everything queued on the stream.
         listed = torch.tensor([*chain.from_iterable(row_pairs)], dtype=torch.int64, pin_memory=True)
         pairs = listed.to(source.device, non_blocking=True)
         launch: Any = _copy_pieces[len(row_pairs) * pieces, len(source)]  # pyright: ignore[reportIndexIssue]

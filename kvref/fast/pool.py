@@ -45,7 +45,7 @@ class BlockPool(pool.BlockPool):
         hash_block_size: int,
         enable_kv_cache_events: bool = False,
     ) -> None:
-        # One block for the plain pool, so that it makes no lists for blocks that are kept here.
+        # The plain pool gets one block only, so that it builds no large lists. This class keeps the blocks.
         super().__init__(min(num_gpu_blocks, 1), enable_caching, hash_block_size, enable_kv_cache_events)
         self.num_gpu_blocks = num_gpu_blocks
         self._state = [0] * num_gpu_blocks
@@ -96,7 +96,7 @@ class BlockPool(pool.BlockPool):
         if num_blocks == 1 and (
             stack or (self._num_queued and self._queue[self._position] not in self._stale)
         ):
-            # The usual step.
+            # The usual case: a step needs one block.
             block = stack.pop() if stack else self._dequeue_first()
             self._state[block] = _REFERENCE
             return [block]
@@ -131,7 +131,7 @@ class BlockPool(pool.BlockPool):
                         stale[block] = stale.get(block, 0) + 1
                         num_touched += 1
                     elif not own:
-                        # Slow, but no look-up finds a block without keys.
+                        # Slow but rare: no look-up finds a free block without keys, so no hit contains one.
                         self._stack_unused(self.num_gpu_blocks)
                         self._stack.remove(block)
                     state[block] = own + _REFERENCE
@@ -141,10 +141,10 @@ class BlockPool(pool.BlockPool):
     def free_blocks(self, ordered_blocks: Iterable[int]) -> None:
         blocks = [*ordered_blocks]
         if blocks and blocks[-1] == NULL_BLOCK:
-            # The table of a window begins with null blocks, and comes here reversed.
+            # Tables of windows begin with null blocks, and callers pass tables in reverse.
             blocks = [block for block in blocks if block != NULL_BLOCK]
         if len(blocks) == 1 and not self._pins:
-            # One block needs no loop, because nothing has to be undone.
+            # One block is checked before anything changes, so nothing ever has to be undone.
             block = blocks[0]
             if 0 < block < self.num_gpu_blocks and self._state[block] >> 1 == 1:
                 self._state[block] -= _REFERENCE
@@ -189,7 +189,7 @@ class BlockPool(pool.BlockPool):
     def have_keys(self, blocks: Sequence[int], hashes: Sequence[bytes], kv_cache_group_id: int) -> bool:
         if [*map(self._found[kv_cache_group_id].get, hashes)] == [*blocks]:
             return True
-        # The blocks may have the keys although a look-up finds other blocks.
+        # The blocks may have these keys even if a look-up finds other blocks with the same keys.
         self._check_known(blocks)
         pairs = zip_longest(blocks, hashes, fillvalue=NULL_BLOCK)
         return all((block_hash, kv_cache_group_id) in self.get_keys(block) for block, block_hash in pairs)
@@ -244,7 +244,7 @@ class BlockPool(pool.BlockPool):
                 return True
         except (IndexError, TypeError):
             pass
-        # Undo: all before the block at which the loop stopped have been changed.
+        # Undo the changes: to all blocks before the one at which the loop stopped.
         num_left = len([*remaining])
         for block in blocks[: -num_left - 1]:
             state[block] = own
@@ -301,7 +301,7 @@ class BlockPool(pool.BlockPool):
         """The free blocks with keys. The block that is reused first comes first."""
         if not self._stale:
             return self._queue[self._position :]
-        # Of several entries of a block the last one counts.
+        # If a block has several entries, the last one is valid.
         last = dict.fromkeys(reversed(self._queue[self._position :]))
         return [block for block in last if self._state[block] == _CACHED][::-1]
 

@@ -93,7 +93,7 @@ class SingleTypeKVCacheManager:
         self._useful: list[bool] = []
         """The answers of `_is_useful` for the first indices of a table, computed once."""
 
-    # The rules of the kind.
+    # The rules of a kind of layer. Subclasses override these.
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """How many tokens at the beginning of a request are skipped: no later token needs them.
@@ -156,7 +156,8 @@ class SingleTypeKVCacheManager:
         needed = touched + max(0, self.table_length(tokens) - length)
         if self.max_admission_blocks_per_request is None:
             return needed
-        # Blocks that only this request holds are free again once it does not need them. Shared ones are not.
+        # Blocks that only this request holds count towards the cap, because they are free again when skipped.
+        # Shared blocks do not.
         own = self.block_pool.count_references(table or (), 1)
         return min(needed, max(0, self.max_admission_blocks_per_request - own))
 
@@ -297,7 +298,7 @@ class SingleTypeKVCacheManager:
                 block -= 1
             if block < first:
                 return length
-            # This block is not cached, so a hit has to end before it.
+            # This block is not cached, so the hit must end before it.
             length = self._aligned((block - ahead) * self.block_size)
         return 0
 
@@ -340,7 +341,7 @@ class SingleTypeKVCacheManager:
     def _num_to_cache(self, num_tokens: int) -> int:
         """How many blocks of a table `cache_blocks` processes for the first `num_tokens` tokens."""
         aligned = num_tokens - num_tokens % self.scheduler_block_size
-        # As long as no hit is possible, no block after a hit is needed either.
+        # Without a full scheduler block there is no hit, so nothing to cache.
         if not self.enable_caching or not aligned:
             return 0
         return min(num_tokens, aligned + self._num_blocks_ahead * self.block_size) // self.block_size

@@ -213,7 +213,7 @@ class KVCacheManager:
         return self.block_pool.reset_prefix_cache()
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Take all keys from these blocks. Requests that use the blocks keep them."""
+        """Take all keys from these blocks. A request that holds one of the blocks keeps the block."""
         self.block_pool.evict_blocks(block_ids)
 
     def take_events(self) -> list[KVCacheEvent]:
@@ -221,7 +221,7 @@ class KVCacheManager:
         return self.block_pool.take_events()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """The block tables of a request. They are empty if the request has no blocks."""
+        """The block table of a request in each group. The tables are empty if the request has no blocks."""
         return KVCacheBlocks(self.coordinator.get_blocks(request_id))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:

@@ -32,7 +32,7 @@ class SpecMergeError(ValueError):
 
 
 class RegistrationError(ValueError):
-    """The registry refuses to register, override or substitute a spec class. The message says why."""
+    """The registry refuses to register, override or substitute a spec class with these arguments."""
 
 
 class ConflictingRegistrationError(RegistrationError):
@@ -40,7 +40,7 @@ class ConflictingRegistrationError(RegistrationError):
 
 
 class UnregisteredSpecError(RegistrationError, LookupError):
-    """A spec class is not registered. Look-ups accept a registered ancestor instead; overrides do not."""
+    """A spec class is not registered. For a look-up, a registered ancestor is enough."""
 
 
 class SpecKindError(TypeError):

@@ -3,7 +3,7 @@
 A block hash covers everything that the KV of these tokens depends on: the tokens, the adapter, the salt, and
 the multimodal items and embeddings that replace tokens, with their positions. A request has one hash for
 every `hash_block_size` tokens. Each hash is computed from the one before it. So a group with larger blocks
-needs no hashes of its own: it uses those that end where its blocks end (`hashes_at`).
+needs no hashes of its own: it uses the request's hashes at the ends of its blocks (`hashes_at`).
 
 The input of the hash function is a sequence of fields. A field is a tag, the length of its content, and the
 content. So different content never gives the same input. Processes with the same seed compute the same
@@ -82,7 +82,10 @@ class MultiModalItem:
             )
 
     def embeddings_at(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The embeddings at positions `start` to `stop` - 1: (position, index among the embeddings)."""
+        """The item's embeddings at positions `start` to `stop` - 1: each as (position, index).
+
+        The index counts the item's embeddings from 0.
+        """
         if self.is_embed is None:
             first, last = max(start, self.offset), min(stop, self.offset + self.length)
             return [(position, position - self.offset) for position in range(first, last)]

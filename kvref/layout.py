@@ -106,7 +106,7 @@ class PageLayout:
     """One view, or for a recurrent layer one view for each of its states."""
     is_recurrent: bool
     runs: tuple[Run, ...]
-    """The contiguous pieces of block 0's content. They count from the start of the layer's memory."""
+    """The contiguous pieces of block 0's content. Positions count from the start of the layer's memory."""
 
 
 class LayerPlacement(NamedTuple):
@@ -117,7 +117,7 @@ class LayerPlacement(NamedTuple):
     pages: PageLayout
 
     def runs_of(self, block: int) -> Iterator[Run]:
-        """The contiguous pieces of a block's content. They count from the start of the buffer."""
+        """The contiguous pieces of a block's content. Positions count from the start of the buffer."""
         start = self.offset + block * self.pages.block_stride
         return ((start + offset, size) for offset, size in self.pages.runs)
 
@@ -200,7 +200,7 @@ def buffer_sizes(config: KVCacheConfig, layout: KVCacheLayout, contiguous: bool)
 
 
 class _Owner(NamedTuple):
-    """The spec and kernel block size of one or more layers of a group that own their memory."""
+    """The spec and kernel block size of a layer that owns memory. Several layers can share an `_Owner`."""
 
     spec: KVCacheSpec
     kernel_block_size: int | None

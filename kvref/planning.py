@@ -74,7 +74,7 @@ class KVCacheTensor:
     """
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     shared_by: Sequence[str]
     """Names of the layers that use this memory."""
 

@@ -4,7 +4,7 @@
 
 A block is a number. Block 0 is the *null block*: it stands for "no block needed here", and the pool never
 allocates, counts or caches it. Every other block is either referenced or in the free list. A free block keeps
-its keys, so a look-up still finds it. When the pool allocates the block again, it evicts it.
+its keys, so a look-up still finds the block. The pool evicts the block when it allocates the block again.
 
 The free list is in the order of reuse. It begins with the blocks that have no key: each call of `free_blocks`
 puts its blocks without keys in front, in the order of the call. Cached blocks follow: each call of
@@ -144,7 +144,7 @@ class BlockPool(PrefixIndex):
         self._pins.update(blocks)
 
     def unpin(self, blocks: Iterable[int]) -> None:
-        """Take a pin from each block, except null blocks. A reserved block keeps its first pin."""
+        """Take a pin from each block, except null blocks. A reserved block always keeps one pin."""
         blocks = list(filter(None, blocks))
         for block, times in Counter(blocks).items():
             pins = self._pins[block] - (block in self._reserved)

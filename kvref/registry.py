@@ -80,7 +80,7 @@ class KVCacheSpecRegistry:
             kv_cache_spec: the spec of each layer, by the layer's name.
 
         Raises:
-            UnregisteredSpecError: neither is registered for some layer. The message names layer and class.
+            UnregisteredSpecError: for some layer, neither is registered. The message names layer and class.
         """
         table = cls._table()
         for layer_name, spec in kv_cache_spec.items():

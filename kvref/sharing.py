@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 _SHOWN = 6
-"""How many layers of a chain an error names at the beginning and at the end. It leaves out the others."""
+"""An error names this many layers at each end of a chain, and leaves out the layers in between."""
 
 
 def get_shared_kv_cache_layers(layers: Mapping[str, object]) -> dict[str, str]:

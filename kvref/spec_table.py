@@ -61,10 +61,10 @@ class SpecTable:
     """The entries and substitutes. A method that changes something returns a new table."""
 
     registered: Mapping[SpecClass, KVCacheSpecMetadata]
-    """The entries as they were registered. They stay even if there is an override, so that registering the
-    same entry again is no conflict."""
+    """The entries as they were registered, without overrides. A registration conflicts only if it differs
+    from the entry here."""
     entries: Mapping[SpecClass, KVCacheSpecMetadata]
-    """The entries of the same classes, with overrides. Look-ups return these."""
+    """The entries that look-ups return: those in `registered`, changed by overrides."""
     substitutes: Mapping[SpecClass, SpecClass]
     """For each substituted class, its substitute: a subclass."""
     platforms: frozenset[type[Platform]]

@@ -77,7 +77,7 @@ class KVQuantMode(IntEnum):
 
     @property
     def is_per_token_head(self) -> bool:
-        """Whether the page has a float32 scale for each K vector and each V vector, by token and head."""
+        """Whether each K vector and each V vector of a token and head has a float32 scale in the page."""
         return self.name.endswith("_PER_TOKEN_HEAD")
 
 
@@ -130,8 +130,7 @@ class KVCacheSpec:
     """Tokens in a block."""
 
     merge_rules: ClassVar[Mapping[str, MergeRule]] = {}
-    """The fields in which the specs to merge may differ, each with its rule. All other fields must be
-    equal."""
+    """For each field that may differ among specs to merge: how to merge it. Other fields must be equal."""
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -296,11 +295,9 @@ class AttentionSpec(PaddedKVCacheSpec):
     head_size_v: int = cast(int, None)
     """Number of values in a V vector. None means `head_size`, and 0 means that there is no V."""
     kv_quant_mode: KVQuantMode | str = KVQuantMode.NONE
-    """How values are quantised. A platform's own mode is a string, and then `state_content_bytes` is
-    required."""
+    """How values are quantised. A string is a platform's own mode, and requires `state_content_bytes`."""
     state_content_bytes: int | None = None
-    """If K and V are packed: bytes of one state of one head, scales included. None means that they are not
-    packed."""
+    """Bytes of one state of one head, scales included, if K and V are packed. None: they are not packed."""
     tokens_per_state: int | Fraction = 1
     """Tokens per state. More than 1 if tokens are compressed; less than 1 if a token has several states."""
 

@@ -49,7 +49,7 @@ def copy_blocks(
     group: int,
     block_pairs: Sequence[tuple[int, int]],
 ) -> None:
-    """Copy blocks like `kvref.canonical.copy_blocks`, with a single launch if that is possible."""
+    """Copy blocks like `kvref.canonical.copy_blocks`, but with a single launch if that is possible."""
     if isinstance(source, CanonicalKVCaches) and isinstance(destination, CanonicalKVCaches):
         check_blocks(source, group, [block for block, _ in block_pairs])
         check_blocks(destination, group, [block for _, block in block_pairs])

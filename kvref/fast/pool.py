@@ -28,11 +28,12 @@ from kvref.pool import NULL_BLOCK, Key
 __all__ = ["NULL_BLOCK", "BlockPool", "Key"]
 
 _REFERENCE, _CACHED = 2, 1
-"""`BlockPool._state` counts `_REFERENCE` for each reference of a block, and `_CACHED` if it has a key."""
+"""A block's number in `BlockPool._state` is the sum of `_REFERENCE` for each reference, and `_CACHED` if the
+block has a key."""
 _FIRST_USED_TOGETHER = 1024
-"""How many never-used blocks go onto the stack together, at least. One by one is slower."""
+"""The pool puts at least this many never-used blocks on the stack at a time. One by one is slower."""
 _ENTRIES_PER_BLOCK, _MORE_ENTRIES = 8, 16
-"""The pool rebuilds the queue when the list has more entries than 8 for each queued block, plus 16."""
+"""The pool rebuilds the queue if its list has more than 8 entries for each queued block, plus 16."""
 
 
 class BlockPool(pool.BlockPool):
@@ -51,8 +52,7 @@ class BlockPool(pool.BlockPool):
         self._state = [0] * num_gpu_blocks
         """For each block: twice its reference count, plus 1 if it is cached."""
         self._stack: list[int] = []
-        """Free blocks without keys, the last to be reused first. Blocks from `_first_unused` on are not
-        here."""
+        """Free blocks without keys, except those from `_first_unused` on. The last one is reused first."""
         self._first_unused = NULL_BLOCK + 1
         """This block and all after it were never used, and are not on the stack."""
         self._queue: list[int] = []
@@ -62,8 +62,7 @@ class BlockPool(pool.BlockPool):
         self._num_queued = 0
         """How many blocks are in the queue. Stale entries do not count."""
         self._stale: dict[int, int] = {}
-        """For each block with stale entries: how many. They precede the block's valid entry, if it has
-        one."""
+        """For each block with stale entries: how many. The block's valid entry, if any, comes after them."""
         self._hashes = [b""] * num_gpu_blocks
         """The hash of each block's first key. For a block without keys the value has no meaning."""
         self._groups = [0] * num_gpu_blocks

@@ -54,7 +54,7 @@ class SingleTypeKVCacheManager:
     prefix_cacheable: ClassVar[bool] = True
     """Whether a request can use the cached blocks of another request."""
     prefix_closed: ClassVar[bool] = False
-    """Whether, after any hit, every shorter length is a hit as well."""
+    """Whether every shorter prefix of a hit is a hit as well."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class SingleTypeKVCacheManager:
         self.req_to_blocks: dict[str, list[int]] = {}
         """The block table of each request."""
         self.num_cached_block: dict[str, int] = {}
-        """For each request, how many blocks of its table `cache_blocks` has processed, with or without a
+        """For each request, how many blocks of its table `cache_blocks` has seen. Not all of them got a
         key."""
         self._num_adopted: dict[str, int] = {}
         """For each request, how many blocks of its table came from its prefix hit."""
@@ -250,9 +250,10 @@ class SingleTypeKVCacheManager:
     # Prefix caching.
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Cache the full blocks of a request's first `num_tokens` tokens. None of these may be a draft.
+        """Cache the full blocks of a request's first `num_tokens` tokens.
 
-        If no hit can need a block (`_is_useful`), it gets no key, so that the pool reuses it first.
+        None of these tokens may be a draft token. A block that no hit can need (`_is_useful`) gets no key, so
+        that the pool reuses it first.
         """
         start = self.num_cached_block[request.request_id]
         if start >= num_tokens // self.block_size:

@@ -24,5 +24,5 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
         self.attention_chunk_size = kv_cache_spec.attention_chunk_size
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """The tokens of all complete chunks. With chunks of 64: 0 of 63 computed tokens, 64 of 64."""
+        """The tokens of all complete chunks. With chunks of 64: 0 if 63 tokens are computed, 64 if 64 are."""
         return num_computed_tokens // self.attention_chunk_size * self.attention_chunk_size

@@ -44,8 +44,7 @@ class MambaManager(SingleTypeKVCacheManager):
         self.num_speculative_blocks = kv_cache_spec.num_speculative_blocks
         self.enable_caching = self.enable_caching and self.mamba_cache_mode != "none"
         self._has_state: set[str] = set()
-        """In mode "align", the requests whose tables end with the block of a state and the speculative
-        blocks."""
+        """In mode "align", the requests whose tables end with the block of a state and speculative blocks."""
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """All computed tokens but the last: max(0, n - 1). vLLM returns -1 if no token is computed."""

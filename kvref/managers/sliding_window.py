@@ -26,5 +26,5 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         self.extra_retained_tokens = kv_cache_spec.extra_retained_tokens
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """max(0, n - W + 1 - extra). With W = 40 and extra = 0: 0 of 39 computed tokens, 1 of 40."""
+        """max(0, n - W + 1 - extra). With W = 40 and extra = 0, that is 0 for n = 39 and 1 for n = 40."""
         return max(0, num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens)

@@ -138,14 +138,15 @@ class KVCacheManager:
                 request without blocks.
             delay_cache_blocks: cache no block in this call, because loaded tokens have not arrived yet. Call
                 `cache_blocks` when they have.
-            num_encoder_tokens: the encoder tokens, for cross attention. Only for a request without blocks.
+            num_encoder_tokens: the request's encoder tokens, for cross attention. Only for a request without
+                blocks.
             full_sequence_must_fit: if the free blocks are too few for all known tokens of the request, return
                 None before any block is freed.
 
         Returns:
-            For each group, what this call added to the request's block table after the prefix hit. None if
-            there are too few free blocks, or if the request must wait for the next step because this step
-            still writes the hit (`KVCacheCoordinator.must_wait`).
+            For each group, the blocks that this call added to the request's block table after the prefix hit.
+            None if there are too few free blocks, or if the request must wait for the next step because this
+            step still writes the hit (`KVCacheCoordinator.must_wait`).
 
         Raises:
             InvalidRequestError: the arguments contradict each other, or do not fit the request. Nothing has

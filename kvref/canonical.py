@@ -42,7 +42,7 @@ class CanonicalKVCacheTensor(NamedTuple):
 
 
 class CanonicalKVCacheRef(NamedTuple):
-    """A reference: which canonical tensor has a layer's content, at the start of each row."""
+    """A reference: the canonical tensor that holds a layer's content at the start of each row."""
 
     tensor_idx: int
     page_size_bytes: int

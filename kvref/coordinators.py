@@ -144,7 +144,7 @@ class KVCacheCoordinator:
         block of another group's hit.
 
         Returns:
-            For each group, what this call added to the request's block table after the hit.
+            For each group, the blocks that this call added to the request's block table after the hit.
         """
         if not self.has_blocks(request_id):
             for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):

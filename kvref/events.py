@@ -27,8 +27,7 @@ class BlockStored:
     block_hashes: tuple[bytes, ...]
     """The hash of each block, in the order of the blocks in the request."""
     parent_block_hash: bytes | None
-    """The hash of all tokens before the first of these blocks; None if the request begins with these
-    blocks."""
+    """The hash of all tokens before these blocks; None if the request begins with these blocks."""
     token_ids: tuple[int, ...]
     """The tokens in these blocks: `block_size` tokens for each block."""
     block_size: int
@@ -62,8 +61,8 @@ def blocks_stored(
     Args:
         request: the request that the blocks belong to.
         places: the indices of the blocks in the request's block table, in ascending order.
-        step: how many of the request's hashes there are per block.
-        block_size, group, kind: as in `BlockStored`; `group` is its `group_idx`.
+        step: the request's hashes per block: `block_size` divided by the hash block size.
+        block_size, group, kind: the event's `block_size`, `group_idx` and `kind`.
     """
     # Within a run, the index in the table minus the position in `places` is constant.
     for _, run in groupby(enumerate(places), key=lambda each: each[1] - each[0]):

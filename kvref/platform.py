@@ -1,6 +1,6 @@
-"""Platforms: through one, a plugin for some hardware registers its own KV-cache specs and managers.
+"""Platforms: a plugin for some hardware subclasses `Platform` to register its own specs and managers.
 
-A plugin subclasses `Platform` and names the subclass in the entry-point group `kvref.platforms`:
+The plugin names the subclass in the entry-point group `kvref.platforms`:
 
     [project.entry-points."kvref.platforms"]
     acme = "acme_kvref.platform:AcmePlatform"

@@ -60,7 +60,7 @@ class BlockPool(PrefixIndex):
         self._ref_cnt = [0] * num_gpu_blocks
         self._free = OrderedDict.fromkeys(range(NULL_BLOCK + 1, num_gpu_blocks))
         self._pins = Counter[int]()
-        """For each block, how many of its references are pins; see `pin`. A reserved block always has a
+        """For each block, how many of its references are pins (`pin`). A reserved block always has one
         pin."""
         self._reserved = set[int]()
 

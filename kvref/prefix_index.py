@@ -18,7 +18,7 @@ Key = tuple[bytes, int]
 
 
 class PrefixIndex:
-    """Knows the keys of each block, and the blocks of each key. There can be several of both.
+    """Knows which blocks have which keys. A block can have several keys, and a key can have several blocks.
 
     Args:
         num_gpu_blocks: number of blocks; the first is 0.

@@ -1,4 +1,4 @@
-"""State that several threads share, with transactions: either all changes of one are published, or none.
+"""State that several threads share. A transaction publishes all its changes together, or none of them.
 
 The state is an immutable value. A *change* is a function that takes the present value and returns the next
 one. A change that is not possible raises an exception.
@@ -66,10 +66,10 @@ class SharedState(Generic[StateT]):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Context manager: publish all changes together at its end, or none if an exception ends it.
+        """Context manager: at exit, publish all changes made inside, or none if an exception occurred.
 
-        Meanwhile other threads can read and change the published value. A thread that wants to begin another
-        transaction waits.
+        Meanwhile other threads can read and change the published value. If another thread begins a
+        transaction, it waits until this one ends.
 
         Raises:
             RuntimeError: this thread is in a transaction already.

@@ -26,16 +26,16 @@ class KVCacheSpecMetadata:
     """The entry of a spec class in the registry.
 
     Raises:
-        RegistrationError: at construction, if a field is not a spec class or not a manager class where it
-            must be one, or if the uniform base is neither the spec class nor one of its ancestors.
+        RegistrationError: at construction, if `kvcache_spec_cls` or `uniform_type_base_spec` is no spec
+            class, if `manager_class` is no manager class, or if the uniform base is neither the spec class
+            nor one of its ancestors.
     """
 
     kvcache_spec_cls: SpecClass
     manager_class: ManagerClass
     """The manager for specs of this class, and of subclasses without an entry of their own."""
     uniform_type_base_spec: SpecClass
-    """The uniform base. Specs can be uniform only if their classes have the same base; see
-    `kvref.uniform`."""
+    """The uniform base. Specs are uniform only if their classes have the same base; see `kvref.uniform`."""
 
     def __post_init__(self) -> None:
         spec_class, base = self.kvcache_spec_cls, self.uniform_type_base_spec
@@ -58,7 +58,7 @@ class KVCacheSpecMetadata:
 
 @dataclass(frozen=True)
 class SpecTable:
-    """The entries and substitutes. A method that changes something returns a new table."""
+    """The entries and substitutes of the registry. A method that changes something returns a new table."""
 
     registered: Mapping[SpecClass, KVCacheSpecMetadata]
     """The entries as they were registered, without overrides. A registration conflicts only if it differs

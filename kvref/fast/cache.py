@@ -1,4 +1,4 @@
-"""The fast cache manager: it returns at once from steps that change nothing.
+"""The fast cache manager: `allocate_slots` returns at once if a step changes nothing.
 
 Most steps of a request change neither its block tables nor the prefix cache. A request is *settled* up to n
 tokens if this holds for every step that ends with at most n tokens: the block tables are long enough, no

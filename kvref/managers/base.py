@@ -182,7 +182,7 @@ class SingleTypeKVCacheManager:
             total_computed_tokens: as in `get_num_blocks_to_allocate`.
 
         Returns:
-            What was added to the end of the table, null blocks included.
+            The blocks that were added at the end of the table, null blocks included.
         """
         table = self.req_to_blocks[request_id]
         old_length = len(table)

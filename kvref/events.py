@@ -22,7 +22,7 @@ __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent", "b
 
 @dataclass(frozen=True)
 class BlockStored:
-    """From now on, a look-up finds these blocks, which follow one another in one request."""
+    """From now on, a look-up finds these blocks, which are consecutive blocks of one request."""
 
     block_hashes: tuple[bytes, ...]
     """The hash of each block, in the order of the blocks in the request."""

@@ -141,7 +141,7 @@ class BlockHasher:
         object.__setattr__(self, "_function", function)
 
     def extend(self, block_hashes: list[bytes], content: Content) -> None:
-        """Append the hashes that a request lacks: one for each `hash_block_size` tokens that it has filled.
+        """Append the hashes that a request lacks: one for each `hash_block_size` tokens since the last hash.
 
         Args:
             block_hashes: the request's hashes so far. The new ones are appended here.

@@ -490,7 +490,7 @@ class KVCacheReport:
     max_concurrency: float
     """How many requests of `max_model_len` tokens fit into the cache at a time."""
     num_tokens: int
-    """The tokens of these requests together."""
+    """The tokens of `max_concurrency` requests, each of `max_model_len` tokens."""
 
 
 def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:

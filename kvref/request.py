@@ -51,7 +51,8 @@ class Request:
         self.num_computed_tokens = 0
         """Tokens that are computed or scheduled. Once slots are allocated, this includes the prefix hit."""
         self.num_in_flight_tokens = 0
-        """How many of these tokens are in flight. Draft tokens among them may still be rejected."""
+        """How many of the `num_computed_tokens` are in flight. Draft tokens among these may still be
+        rejected."""
         self.skip_reading_prefix_cache = False
         tokens = list(prompt_token_ids)
         if not tokens:

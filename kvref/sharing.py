@@ -59,7 +59,7 @@ def resolve_kv_sharing(
 
     Raises:
         KVSharingError: targets form a cycle or lead to a layer without a cache; a layer with a cache of its
-            own names a target; or a layer that is already in one of the groups now has another owner. The
+            own names a target; or a sharing layer in one of `kv_cache_groups` now has another owner. The
             message names the layers.
     """
     owners = frozenset(owners)

@@ -21,7 +21,7 @@ class TokenCounts(NamedTuple):
     num_tokens: int
     """Prompt, output, draft and lookahead tokens."""
     num_tokens_main_model: int
-    """The same without lookahead tokens, which only a draft model computes."""
+    """`num_tokens` without lookahead tokens, which only a draft model computes."""
     num_encoder_tokens: int = 0
     """Encoder tokens of the request. The other counts do not include them."""
 

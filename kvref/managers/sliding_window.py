@@ -14,8 +14,8 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
     """A token attends to the last `sliding_window` tokens, itself included.
 
     With n computed tokens and a window of W, the next token has position n and needs the tokens from position
-    n - W + 1 on. The manager also keeps the `extra_retained_tokens` tokens before these. A hit needs only the
-    blocks with these tokens. Latent attention (MLA) works in the same way.
+    n - W + 1 on. The manager also keeps the `extra_retained_tokens` tokens before that position. A hit needs
+    only the blocks of all these tokens. Latent attention (MLA) works in the same way.
     """
 
     spec_class = SlidingWindowSpec

@@ -1,16 +1,20 @@
 """kvref: an executable reference for the KV-cache core of LLM engines.
 
-Import what you need from its modules:
+Import what you need from these modules:
 
-* `kvref.specs`, `kvref.registry`, `kvref.platform`: what the layers of a model keep in the cache
-* `kvref.uniform`, `kvref.planning`, `kvref.sharing`: groups of layers, and the memory that they get
-* `kvref.layout`, `kvref.tensors`, `kvref.canonical`: where the memory is, and views of it
-* `kvref.cache`: the cache manager that serves requests, with `kvref.coordinators`, `kvref.managers`,
-  `kvref.pool`, `kvref.hashing` and `kvref.events`
-* `kvref.offloading`: a KV connector
+* `kvref.specs`: what a layer asks of its cache
+* `kvref.registry`, `kvref.platform`: which manager a spec class has, and how a plugin registers its own
+  classes
+* `kvref.uniform`, `kvref.planning`, `kvref.sharing`: put layers into groups, and plan the memory of the
+  groups
+* `kvref.layout`, `kvref.tensors`, `kvref.canonical`: where each byte of the cache is, and tensors that view
+  it
+* `kvref.cache`: the cache manager, which finds prefix hits and allocates blocks for requests. It is built
+  from `kvref.coordinators`, `kvref.managers`, `kvref.pool`, `kvref.hashing` and `kvref.events`.
+* `kvref.offloading`: a KV connector that copies blocks to host memory and back
 * `kvref.target`: the protocol of an implementation under test
 
-`import kvref` imports neither these modules nor torch.
+`import kvref` alone loads none of these modules, and not torch either.
 """
 
 __version__ = "0.1.0"

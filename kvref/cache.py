@@ -1,4 +1,4 @@
-"""The KV cache as a scheduler sees it: requests go in, block tables come out."""
+"""The cache manager that a scheduler calls: it finds prefix hits and allocates blocks for requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ __all__ = ["KVCacheBlocks", "KVCacheManager", "Request"]
 
 @dataclass(frozen=True)
 class KVCacheBlocks:
-    """A request's blocks in each group, in the order of its tokens. Null blocks stand where it needs none."""
+    """Blocks of one request: a list for each group, in the order of the request's tokens.
+
+    A null block stands where the request needs no block.
+    """
 
     blocks: tuple[Sequence[int], ...]
 
@@ -29,24 +32,26 @@ class KVCacheBlocks:
 
 
 class KVCacheManager:
-    """Finds prefix hits and allocates blocks.
+    """Finds prefix hits and allocates blocks for requests.
 
-    A scheduler calls `get_computed_blocks` for a waiting request, passes the hit on to `allocate_slots`,
-    calls `allocate_slots` again for each later step, and `free` when the request ends or is preempted.
+    A scheduler calls `get_computed_blocks` for a waiting request and passes the prefix hit to
+    `allocate_slots`. For each later step it calls `allocate_slots` again. When the request ends or is
+    preempted, it calls `free`.
 
     Args:
-        max_model_len: tokens of the longest request, prompt and output together.
-        scheduler_block_size: prefix hits are multiples of it. It must be a multiple of every group's block
-            size.
-        hash_block_size: tokens from one hash of a request to the next. With caching, every group's block size
-            must be a multiple of it.
-        use_eagle: whether draft layers read one token ahead; see `KVCacheCoordinator`.
-        max_in_flight_tokens: the most tokens of a request that are in flight; None means `max_model_len`.
-        max_encoder_tokens: the most encoder tokens of one request.
+        max_model_len: the most tokens that a request can have, prompt and output together.
+        scheduler_block_size: the length of every prefix hit is a multiple of this many tokens. It must be a
+            multiple of every group's block size.
+        hash_block_size: a request has one block hash for each `hash_block_size` tokens. With caching, every
+            group's block size must be a multiple of it.
+        use_eagle: whether draft layers (EAGLE) read one token ahead; see `KVCacheCoordinator`.
+        max_in_flight_tokens: the most tokens of a request that can be in flight at a time; None means
+            `max_model_len`.
+        max_encoder_tokens: the most encoder tokens that a request can have.
 
     Raises:
-        InvalidConfigError, UnregisteredSpecError, PoolExhaustedError: at construction; see
-            `KVCacheCoordinator`.
+        InvalidConfigError, InvalidSpecError, PoolExhaustedError, SpecKindError, UnregisteredSpecError: at
+            construction; see `KVCacheCoordinator` and `MemoryLimits`.
     """
 
     block_pool_class: ClassVar[type[BlockPool]] = BlockPool
@@ -83,18 +88,22 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """The fraction of the usable blocks that is referenced, from 0 to 1."""
+        """The fraction of the pool's usable blocks that are in use; see `BlockPool.get_usage`."""
         return self.block_pool.get_usage()
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
-        """Look up a request that has no blocks. Returns the blocks of its prefix hit and the hit's length.
+        """Find the longest prefix hit of a request that has no blocks yet.
 
-        The length is in tokens. It leaves at least one token to compute, because the engine needs the output
-        of the last one. The blocks get no reference yet: pass the hit on to `allocate_slots` before you
-        allocate anything else.
+        The hit leaves at least one token of the request to compute, because the engine needs the output of
+        the last token. The blocks of the hit get no reference yet. So pass the hit to `allocate_slots` before
+        you allocate anything else.
+
+        Returns:
+            The blocks of the hit, and its length in tokens.
 
         Raises:
-            InvalidRequestError: caching is on, but the request has no hashes for this `hash_block_size`.
+            InvalidRequestError: caching is on, but the request has no `BlockHasher`, or one with another
+                `hash_block_size`.
         """
         self._check_hashes(request)
         if not self.enable_caching or request.skip_reading_prefix_cache:
@@ -114,29 +123,34 @@ class KVCacheManager:
         num_encoder_tokens: int = 0,
         full_sequence_must_fit: bool = False,
     ) -> KVCacheBlocks | None:
-        """Give a request slots for the tokens that it computes next.
+        """Allocate slots for the tokens that a request computes next.
 
-        First it frees the request's blocks that no token needs again. They stay free even if there are still
-        too few free blocks.
+        The call first frees those blocks of the request that no later token needs. They stay free even if the
+        call then returns None because there are too few free blocks.
 
         Args:
-            num_new_tokens: tokens to compute now, drafts included.
-            num_new_computed_tokens: length of the prefix hit, for a request without blocks.
-            new_computed_blocks: the blocks of the hit.
-            num_lookahead_tokens: further slots, for tokens that only a draft model computes.
-            num_external_computed_tokens: tokens after the hit that are loaded from elsewhere, for a request
-                without blocks.
-            delay_cache_blocks: give no keys yet, since loaded tokens have not arrived; see `cache_blocks`.
-            num_encoder_tokens: tokens for cross attention, for a request without blocks.
-            full_sequence_must_fit: if the free blocks are too few for all known tokens of the request,
-                refuse before anything is freed.
+            num_new_tokens: tokens to compute in this step, draft tokens included.
+            num_new_computed_tokens: the length of the prefix hit in tokens. Only for a request without
+                blocks.
+            new_computed_blocks: the blocks of the prefix hit.
+            num_lookahead_tokens: additional slots, for tokens that only a draft model computes.
+            num_external_computed_tokens: tokens after the prefix hit that a connector loads. Only for a
+                request without blocks.
+            delay_cache_blocks: cache no block in this call, because loaded tokens have not arrived yet. Call
+                `cache_blocks` when they have.
+            num_encoder_tokens: the request's encoder tokens, for cross attention. Only for a request without
+                blocks.
+            full_sequence_must_fit: if the free blocks are too few for all known tokens of the request, return
+                None before any block is freed.
 
         Returns:
-            For each group the blocks that are new at the end of the request's table, after the hit. None if
-            there are too few free blocks, or if the request has to wait for the next step (`must_wait`).
+            For each group, the blocks that this call added to the request's block table after the prefix hit.
+            None if there are too few free blocks, or if the request must wait for the next step because this
+            step still writes the hit (`KVCacheCoordinator.must_wait`).
 
         Raises:
-            InvalidRequestError: the arguments make no sense. Nothing has changed.
+            InvalidRequestError: the arguments contradict each other, or do not fit the request. Nothing has
+                changed.
         """
         coordinator, request_id = self.coordinator, request.request_id
         hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
@@ -150,7 +164,7 @@ class KVCacheManager:
             "num_encoder_tokens": num_encoder_tokens,
         }
         computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
-        # If all tokens of a request were loaded, it computes the last one again, for its output.
+        # If all tokens were loaded, the request computes the last one again, for its output.
         resume = computed if running else min(computed, request.num_tokens - 1)
         if reason := self._why_not(request, running, counts, hits, resume):
             raise InvalidRequestError(f"request {request_id!r}: {reason}")
@@ -168,7 +182,12 @@ class KVCacheManager:
         return self._allocate(request, tokens, hits, resume, delay_cache_blocks)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Cache the full blocks of loaded tokens once they have arrived, after `delay_cache_blocks`.
+        """Cache a request's full blocks after its loaded tokens have arrived.
+
+        Call this after `allocate_slots` with `delay_cache_blocks`.
+
+        Args:
+            num_computed_tokens: how many tokens of the request have their KV in the cache.
 
         Raises:
             InvalidRequestError: the request has no blocks.
@@ -178,48 +197,55 @@ class KVCacheManager:
         self.coordinator.cache_blocks(request, min(num_computed_tokens, request.num_tokens))
 
     def free(self, request: Request) -> None:
-        """Free a request's blocks. The last ones are reused first. Does nothing if it has none.
+        """Free all blocks of a request, the last block first. Does nothing for a request without blocks.
 
-        Call it before you reset `request.num_computed_tokens`: blocks after these tokens lose the keys that
-        they got in this step.
+        Call this before you reset `request.num_computed_tokens`. Blocks after these tokens lose the keys that
+        they got in this step, because no step will write their content.
         """
         self.coordinator.take_back_keys(request.request_id, request.num_computed_tokens)
         self.coordinator.free(request.request_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Take all keys from all blocks and return True. While a block is referenced, only return False."""
+        """Take all keys from all blocks.
+
+        Returns:
+            True if that was done. False if a usable block is not free; then nothing has changed.
+        """
         return self.block_pool.reset_prefix_cache()
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Take all keys from these blocks. Requests that hold them keep them."""
+        """Take all keys from these blocks. A request that holds one of the blocks keeps the block."""
         self.block_pool.evict_blocks(block_ids)
 
     def take_events(self) -> list[KVCacheEvent]:
-        """The events of the prefix cache since the last call."""
+        """Return the prefix-cache events since the last call, in order."""
         return self.block_pool.take_events()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """The block tables of a request; empty ones if it has none."""
+        """The block table of a request in each group. The tables are empty if the request has no blocks."""
         return KVCacheBlocks(self.coordinator.get_blocks(request_id))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         return self.get_blocks(request_id).get_block_ids()
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """For each group, the number of blocks, from the first on, that all requests have in common.
+        """For each group, how many blocks at the start of the block table are the same in all requests.
 
-        `running_request_id` is any request with blocks.
+        `running_request_id` is any request that has blocks. The count ends at the first null block.
         """
         managers = self.coordinator.single_type_managers
         return [manager.get_num_common_prefix_blocks(running_request_id) for manager in managers]
 
     def take_new_block_ids(self) -> list[int]:
-        """The blocks allocated since the last call, each once, for an engine that zeroes new blocks."""
+        """Return the blocks allocated since the last call, each once. Some engines zero new blocks."""
         managers = self.coordinator.single_type_managers
         return list(dict.fromkeys(block for manager in managers for block in manager.take_new_block_ids()))
 
     def new_step_starts(self) -> None:
-        """Begin a step: what earlier steps wrote can be read now. Call it before you schedule anything."""
+        """Begin a step. Call this before you schedule the first request of the step.
+
+        From then on, the content of blocks that earlier steps cached counts as written.
+        """
         self.block_pool.keyed_this_step.clear()
 
     def _allocate(
@@ -230,10 +256,10 @@ class KVCacheManager:
         resume: int,
         delay_cache_blocks: bool,
     ) -> KVCacheBlocks | None:
-        """Allocate and cache blocks as `allocate_slots` does, with arguments that it has checked.
+        """Do the part of `allocate_slots` that comes after the checks of the arguments.
 
         Args:
-            resume: how many tokens count as computed. The request computes the tokens after them.
+            resume: position of the token that the request computes next.
         """
         coordinator, request_id = self.coordinator, request.request_id
         coordinator.remove_skipped_blocks(request_id, max(0, resume - request.num_in_flight_tokens))
@@ -262,7 +288,7 @@ class KVCacheManager:
         hits: Sequence[Sequence[int]],
         resume: int,
     ) -> str | None:
-        """What is wrong with the arguments of `allocate_slots`; None if nothing is."""
+        """Why `allocate_slots` must refuse its arguments; None if they are valid."""
         if min(counts.values()) < 0:
             return f"numbers of tokens must be at least 0: {dict(counts)}"
         found, loaded = counts["num_new_computed_tokens"], counts["num_external_computed_tokens"]

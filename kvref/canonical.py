@@ -1,10 +1,13 @@
-"""KV caches as connectors see them: rows of bytes, one for each block (vLLM PR 37853).
+"""The canonical view of KV caches, for connectors: one row of bytes for each block (vLLM PR 37853).
 
-Whatever the layout, a connector moves a block by copying rows. A *canonical tensor* is an int8 view of the
-cache's memory, of shape (number of blocks, bytes of a row). If a layout keeps the bytes of a page together,
-each layer has one canonical tensor. Otherwise a layer has one for each piece of a page: one for K and one for
-V, or one for each head. Layers of different groups that use the same memory share a canonical tensor. A row
-may end with padding. So each layer has a *reference*, which says how many bytes of a row are its content.
+A connector moves a block by copying rows, in the same way for every layout. A *canonical tensor* is an int8
+view of the cache's memory, of shape (number of blocks, bytes of a row). If the layout keeps the bytes of a
+page together, each layer has one canonical tensor. Otherwise each layer has one canonical tensor for each
+piece of a page: one for K and one for V, or one for each head. Layers of different groups that use the same
+memory share a canonical tensor.
+
+A row may end with padding. So each layer has *references* to its canonical tensors. A reference says how many
+bytes of a row are the layer's content. It has nothing to do with the reference count of a block.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ __all__ = [
 
 
 class CanonicalKVCacheTensor(NamedTuple):
-    """Memory as rows of bytes: one row for each block."""
+    """A canonical tensor: memory as rows of bytes, one row for each block."""
 
     tensor: torch.Tensor
     """int8, of shape (num_blocks, page_size_bytes). There may be gaps between rows."""
@@ -39,28 +42,31 @@ class CanonicalKVCacheTensor(NamedTuple):
 
 
 class CanonicalKVCacheRef(NamedTuple):
-    """Where a layer has its content: the first bytes of each row of a canonical tensor."""
+    """A reference: the canonical tensor that holds a layer's content at the start of each row."""
 
     tensor_idx: int
     page_size_bytes: int
-    """How many bytes of a row count."""
+    """Bytes of the layer's content at the start of each row."""
 
 
 @dataclass(frozen=True)
 class CanonicalKVCaches:
-    """The canonical tensors, all on one device, and for each group the references of its layers, in order."""
+    """The canonical view: all canonical tensors, and for each group the references of its layers.
+
+    All tensors are on one device. The references of a group follow the order of its layers.
+    """
 
     tensors: tuple[CanonicalKVCacheTensor, ...]
     group_data_refs: tuple[tuple[CanonicalKVCacheRef, ...], ...]
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are; the CPU if there are none."""
+        """The device of the tensors; the CPU if there are no tensors."""
         return self.tensors[0].tensor.device if self.tensors else torch.device("cpu")
 
 
 def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
-    """Make the canonical view of the caches, without a copy. Sharing layers add nothing to it."""
+    """Make the canonical view of caches, without copying memory. Sharing layers get no references."""
     placement = kv_caches.placement
     num_blocks = placement.config.num_blocks
     indices: dict[tuple[int, int, int, int], int] = {}
@@ -68,7 +74,7 @@ def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
     refs: list[tuple[CanonicalKVCacheRef, ...]] = []
     for group in placement.config.kv_cache_groups:
         own: list[CanonicalKVCacheRef] = []
-        # Layers that only the runner knows have no memory here.
+        # Layers that only the model runner uses have no memory here.
         for name in filter(placement.layers.__contains__, group.owning_layers):
             buffer, start, pages = placement.layers[name]
             stride = pages.block_stride
@@ -89,11 +95,13 @@ def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
 
 
 def like_on_host(caches: CanonicalKVCaches, num_blocks: int) -> CanonicalKVCaches:
-    """Host memory of the same form for `num_blocks` blocks, pinned if the caches are on a CUDA device.
+    """Allocate host memory for `num_blocks` blocks, with the row sizes and references of `caches`.
+
+    If `caches` is on a CUDA device, the host memory is page-locked.
 
     Raises:
-        InvalidConfigError: fewer than one block.
-        OutOfCacheMemoryError: there is too little memory. Nothing stays allocated.
+        InvalidConfigError: `num_blocks` is below 1.
+        OutOfCacheMemoryError: the host has too little memory. Nothing stays allocated.
     """
     if num_blocks < 1:
         raise InvalidConfigError(f"host memory is wanted for {num_blocks} blocks: give at least 1")
@@ -116,29 +124,33 @@ def copy_blocks(
     group: int,
     block_pairs: Sequence[tuple[int, int]],
 ) -> None:
-    """Copy blocks of a group, in order. Each pair is (block in the source, block in the destination).
+    """Copy blocks of one group, in the order of `block_pairs`.
 
-    Source and destination have the same form, and may be the same object. If one of them is on a CUDA device,
-    the copies are queued on the current stream.
+    `source` and `destination` must have the same row sizes and references. They may be the same object. If
+    one of them is on a CUDA device, the copies are queued on the current stream.
+
+    Args:
+        group: index of the group.
+        block_pairs: each is (block in the source, block in the destination).
 
     Raises:
-        InvalidConfigError: there is no such group, or no such block. Nothing is copied.
+        InvalidConfigError: the group or one of the blocks does not exist. Nothing is copied.
     """
     check_blocks(source, group, [block for block, _ in block_pairs])
     check_blocks(destination, group, [block for _, block in block_pairs])
     for ref in source.group_data_refs[group]:
         theirs, ours = source.tensors[ref.tensor_idx].tensor, destination.tensors[ref.tensor_idx].tensor
         size = ref.page_size_bytes
-        # Row by row: indexing with a list of rows makes a copy on the way.
+        # Row by row: indexing with a list of rows would first copy them to a temporary tensor.
         for from_block, to_block in block_pairs:
             ours[to_block, :size].copy_(theirs[from_block, :size], non_blocking=True)
 
 
 def check_blocks(caches: CanonicalKVCaches, group: int, blocks: Sequence[int]) -> None:
-    """Make sure that a group has these blocks.
+    """Raise an error unless the group exists and has all these blocks.
 
     Raises:
-        InvalidConfigError: there is no such group, or no such block. The message names it.
+        InvalidConfigError: the group or one of the blocks does not exist. The message names it.
     """
     if not 0 <= group < len(caches.group_data_refs):
         raise InvalidConfigError(f"there is no group {group}, only {len(caches.group_data_refs)} of them")

@@ -1,7 +1,7 @@
-"""Coordinators: one pool, a manager for each group, and what the groups must agree on.
+"""Coordinators: a coordinator runs the block pool and one manager for each group.
 
-Above all they must agree on the length of a prefix hit: every group must be able to serve it. In a group with
-full attention every shorter length is a hit as well. In a group with a window or with states it need not be.
+It also finds prefix hits that all groups can serve. A full-attention group that can serve a hit can also
+serve every shorter one. For a group with a window, a chunk or recurrent states this need not be true.
 """
 
 from __future__ import annotations
@@ -36,21 +36,24 @@ __all__ = [
 class KVCacheCoordinator:
     """Runs the managers of all groups together.
 
+    Groups with `is_eagle_group` have draft layers that read one token ahead. In these groups, a hit also
+    needs the block after the hit to be cached. As long as nothing is evicted, this makes a hit shorter by at
+    most one scheduler block, however many groups there are.
+
     Args:
-        limits: the engine's limits, which bound a request.
-        scheduler_block_size: prefix hits are multiples of this many tokens.
-        hash_block_size: tokens from one hash of a request to the next.
-        use_eagle: whether draft layers read one token ahead. They do so in the groups with `is_eagle_group`,
-            or in all groups if none has this mark. In these groups the block after a hit must be cached, too.
-            As long as nothing is evicted, this makes a hit shorter by at most one scheduler block, however
-            many groups there are.
-        block_pool_class: the pool to use.
+        limits: the engine's limits on the size of a request.
+        scheduler_block_size: the length of every prefix hit is a multiple of this many tokens.
+        hash_block_size: a request has one block hash for each `hash_block_size` tokens.
+        use_eagle: if no group has `is_eagle_group`, treat all groups as if they had it.
+        block_pool_class: the class of the pool.
 
     Raises:
-        InvalidConfigError: at construction, for block sizes that do not fit together, or with prefix caching
-            for a group whose blocks cannot be cached.
-        UnregisteredSpecError: at construction, for a group whose spec has no manager.
-        PoolExhaustedError: at construction, if there are fewer blocks than must be reserved.
+        InvalidConfigError: at construction, if block sizes do not fit together, if the layers of a group have
+            different managers, or if prefix caching is on and a group's blocks cannot be cached.
+        InvalidSpecError: at construction, if the sinks of a group do not fill whole blocks.
+        PoolExhaustedError: at construction, if the pool has fewer blocks than the managers reserve.
+        SpecKindError: at construction, if a group's spec is registered with a manager of another kind.
+        UnregisteredSpecError: at construction, if a group's spec has no manager.
     """
 
     def __init__(
@@ -96,16 +99,16 @@ class KVCacheCoordinator:
                 )
 
     def has_blocks(self, request_id: str) -> bool:
-        """Whether the request has block tables. They may be empty."""
+        """Whether the request has block tables. The tables may be empty."""
         managers = self.single_type_managers
         return bool(managers) and request_id in managers[0].req_to_blocks
 
     def get_blocks(self, request_id: str) -> tuple[list[int], ...]:
-        """The request's block table in each group."""
+        """The request's block table in each group; an empty list if the request has no table."""
         return tuple(list(manager.req_to_blocks.get(request_id, ())) for manager in self.single_type_managers)
 
     def must_wait(self, new_computed_blocks: Sequence[Sequence[int]]) -> bool:
-        """Whether a request with this prefix hit has to wait for the next step."""
+        """Whether a request with this hit must wait for the next step: see the manager's method."""
         managers = zip(self.single_type_managers, new_computed_blocks, strict=True)
         return any(manager.must_wait(hit) for manager, hit in managers)
 
@@ -117,7 +120,10 @@ class KVCacheCoordinator:
         total_computed_tokens: int,
         apply_admission_cap: bool = False,
     ) -> int:
-        """How many free blocks of the pool this allocation uses in all groups; see the manager's method."""
+        """How many free blocks an allocation takes from the pool, in all groups together.
+
+        For the arguments see `SingleTypeKVCacheManager.get_num_blocks_to_allocate`.
+        """
         needed = 0
         for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
             needed += manager.get_num_blocks_to_allocate(
@@ -132,13 +138,13 @@ class KVCacheCoordinator:
         new_computed_blocks: Sequence[Sequence[int]],
         total_computed_tokens: int,
     ) -> tuple[list[int], ...]:
-        """Adopt a new request's hit, and allocate blocks for these tokens.
+        """Allocate blocks for these tokens. A request without block tables first gets tables from its hit.
 
         All groups touch their hits before any group allocates a block. Otherwise one group could evict a
         block of another group's hit.
 
         Returns:
-            For each group the blocks that are new at the end of its table, after the hit.
+            For each group, the blocks that this call added to the request's block table after the hit.
         """
         if not self.has_blocks(request_id):
             for manager, hit in zip(self.single_type_managers, new_computed_blocks, strict=True):
@@ -169,14 +175,15 @@ class KVCacheCoordinator:
     def find_longest_cache_hit(
         self, block_hashes: Sequence[bytes], max_cache_hit_length: int
     ) -> tuple[tuple[list[int], ...], int]:
-        """The longest prefix hit that all groups can serve.
+        """Find the longest prefix hit that all groups can serve.
 
         Args:
             block_hashes: the block hashes of a request.
-            max_cache_hit_length: tokens that the hit must not exceed.
+            max_cache_hit_length: the hit has at most this many tokens.
 
         Returns:
-            The block table of the hit in each group, and its length: a multiple of `scheduler_block_size`.
+            The block table of the hit in each group, and the length of the hit: a multiple of
+            `scheduler_block_size`.
         """
         length = self._longest(block_hashes, max_cache_hit_length)
         tables = (manager.get_hit_blocks(block_hashes, length) for manager in self.single_type_managers)
@@ -187,27 +194,31 @@ class KVCacheCoordinator:
 
 
 class KVCacheCoordinatorNoPrefixCache(KVCacheCoordinator):
-    """Without prefix caching there are no hits."""
+    """The coordinator without prefix caching: it never finds a hit."""
 
     def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
         return 0
 
 
 class UnitaryKVCacheCoordinator(KVCacheCoordinator):
-    """With one group, its manager finds the hit."""
+    """The coordinator for one group: the group's manager finds the hit."""
 
     def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
         return self.single_type_managers[0].find_longest_cache_hit(block_hashes, max_length)
 
 
 class HybridKVCacheCoordinator(KVCacheCoordinator):
-    """Several groups, of any kinds and block sizes."""
+    """The coordinator for several groups, of any kinds and block sizes."""
 
     def _longest(self, block_hashes: Sequence[bytes], max_length: int) -> int:
-        """Lower the length to the longest hit of each group in turn, until all of them can serve it.
+        """Find the longest length, up to `max_length`, that all groups can serve.
 
-        No group's answer is below a length that all groups can serve, so the result is the longest. Groups
-        that can serve every shorter length come first, and need only one turn.
+        The search starts with `max_length`. One group after another looks for its longest hit up to the
+        current length, and that becomes the new length. The search ends when all groups agree. A group never
+        goes below a length that all groups can serve, so the result is the longest one.
+
+        A group that is `prefix_closed` can also serve every shorter length. Such groups come first and take
+        part once.
         """
         length, others = max_length, []
         for manager in self.single_type_managers:
@@ -236,7 +247,7 @@ def get_kv_cache_coordinator(
     enable_kv_cache_events: bool,
     block_pool_class: type[BlockPool] = BlockPool,
 ) -> KVCacheCoordinator:
-    """The coordinator for a configuration. Arguments and errors are those of `KVCacheCoordinator`."""
+    """Make the coordinator for a configuration. For arguments and errors see `KVCacheCoordinator`."""
     coordinator_class: type[KVCacheCoordinator] = HybridKVCacheCoordinator
     if not enable_caching or not kv_cache_config.kv_cache_groups:
         coordinator_class = KVCacheCoordinatorNoPrefixCache

@@ -1,7 +1,7 @@
 """The errors that kvref raises.
 
-Each derives from the built-in exception that a caller of the same vLLM function would catch. kvref uses no
-`assert` for its checks, because `python -O` removes them.
+Each class derives from the built-in exception that a caller of the same vLLM function would catch. kvref
+makes no checks with `assert`, because `python -O` removes `assert` statements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class InvalidSpecError(ValueError):
-    """A field of a spec or of the memory limits is impossible. The message names class, field and value."""
+    """A field of a spec or of `MemoryLimits` is invalid. The message names class, field and value."""
 
 
 class SpecMergeError(ValueError):
@@ -32,15 +32,15 @@ class SpecMergeError(ValueError):
 
 
 class RegistrationError(ValueError):
-    """A spec class cannot be registered, overridden or substituted like this."""
+    """The registry refuses to register, override or substitute a spec class with these arguments."""
 
 
 class ConflictingRegistrationError(RegistrationError):
-    """The class is registered already, with another manager or uniform base. That registration stays."""
+    """The spec class is already registered with another manager or uniform base. That entry stays."""
 
 
 class UnregisteredSpecError(RegistrationError, LookupError):
-    """Neither the spec class nor an ancestor of it is registered."""
+    """A spec class is not registered. For a look-up, a registered ancestor is enough."""
 
 
 class SpecKindError(TypeError):
@@ -48,32 +48,32 @@ class SpecKindError(TypeError):
 
 
 class BlockError(ValueError):
-    """Blocks cannot be allocated, freed or looked up like this. Nothing has changed."""
+    """A call names blocks or numbers that are not valid for the pool. Nothing has changed."""
 
 
 class PoolExhaustedError(BlockError):
-    """More blocks were requested than are free. Nothing has changed."""
+    """A call needs more blocks than are free. Nothing has changed."""
 
 
 class InvalidRequestError(ValueError):
-    """A request, or a call for it, is impossible. Nothing has changed."""
+    """A request has invalid content, or a call does not fit the request. Nothing has changed."""
 
 
 class InvalidConfigError(ValueError):
-    """Groups, sizes or budgets do not fit together. The message names them and their values."""
+    """Groups, sizes or amounts of memory do not fit together. The message names them and their values."""
 
 
 class KVSharingError(InvalidConfigError, KeyError):
-    """A layer cannot use the cache that it names, for example because there is none. Names the layers."""
+    """A layer cannot share the cache of the layer that it names. The message names the layers."""
 
     def __str__(self) -> str:
-        # KeyError would show the repr of the message.
+        # KeyError.__str__ would return the repr of the message.
         return str(self.args[0]) if self.args else ""
 
 
 class OutOfCacheMemoryError(MemoryError):
-    """There is too little memory for the tensors of a cache. None of them stays allocated."""
+    """There is too little memory for the tensors of a cache. None of the tensors stays allocated."""
 
 
 class PlatformError(RuntimeError):
-    """A platform plugin could not be chosen or loaded, or its hook failed."""
+    """A platform plugin cannot be chosen or loaded, or the hook of a platform failed."""

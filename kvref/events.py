@@ -1,9 +1,12 @@
-"""Events of the prefix cache. If you apply them in order, you know what a look-up finds.
+"""Prefix-cache events. A subscriber that applies them in order knows what a look-up finds.
 
-After `BlockStored`, a look-up in its group finds a block for each of its hashes. After `BlockRemoved`, it
-finds none for these hashes. After `AllBlocksCleared`, no look-up finds anything. If several blocks have the
-same hash, only the first of them is announced as stored, and only the last as removed. (vLLM announces each
-of them, so a subscriber has to count.)
+After `BlockStored`, a look-up in the event's group finds a block for each hash in the event. After
+`BlockRemoved`, a look-up in the event's group finds no block for any hash in the event. After
+`AllBlocksCleared`, no look-up finds a block.
+
+Several blocks of a group can have the same hash. The pool then reports `BlockStored` only for the first block
+that gets the hash, and `BlockRemoved` only for the last block that loses it. (vLLM reports every block, so a
+subscriber has to count.)
 """
 
 from __future__ import annotations
@@ -19,24 +22,24 @@ __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent", "b
 
 @dataclass(frozen=True)
 class BlockStored:
-    """From now on, a look-up finds these consecutive blocks of one request."""
+    """From now on, a look-up finds these blocks, which are consecutive blocks of one request."""
 
     block_hashes: tuple[bytes, ...]
-    """The hash of each block, in the order of the request."""
+    """The hash of each block, in the order of the blocks in the request."""
     parent_block_hash: bytes | None
-    """The hash of all tokens before the first of these blocks; None if there are none."""
+    """The hash of all tokens before these blocks; None if the request begins with these blocks."""
     token_ids: tuple[int, ...]
-    """The tokens of these blocks: `block_size` for each hash."""
+    """The tokens in these blocks: `block_size` tokens for each block."""
     block_size: int
     """Tokens in a block of the group."""
     group_idx: int
     kind: str
-    """The class of the group's spec."""
+    """Name of the class of the group's spec."""
 
 
 @dataclass(frozen=True)
 class BlockRemoved:
-    """No block has these hashes any more."""
+    """No block of the group has these hashes any more."""
 
     block_hashes: tuple[bytes, ...]
     group_idx: int
@@ -44,7 +47,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True)
 class AllBlocksCleared:
-    """No block has any hash any more."""
+    """No block has a hash any more."""
 
 
 KVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -53,13 +56,13 @@ KVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
 def blocks_stored(
     request: HashedTokens, places: Sequence[int], step: int, block_size: int, group: int, kind: str
 ) -> Iterator[BlockStored]:
-    """An event for each run of consecutive blocks.
+    """Make a `BlockStored` event for each run of consecutive blocks.
 
     Args:
         request: the request that the blocks belong to.
         places: the indices of the blocks in the request's block table, in ascending order.
-        step: the number of the request's hashes per block.
-        block_size, group, kind: as in `BlockStored`.
+        step: the request's hashes per block: `block_size` divided by the hash block size.
+        block_size, group, kind: the event's `block_size`, `group_idx` and `kind`.
     """
     # Within a run, the index in the table minus the position in `places` is constant.
     for _, run in groupby(enumerate(places), key=lambda each: each[1] - each[0]):

@@ -1,12 +1,13 @@
-"""Block hashes: each covers all of a request up to the end of a block.
+"""Block hashes. Each covers a request from its first token to the end of a block.
 
 A block hash covers everything that the KV of these tokens depends on: the tokens, the adapter, the salt, and
 the multimodal items and embeddings that replace tokens, with their positions. A request has one hash for
-every `hash_block_size` tokens, and each is made from the one before. So the hash of a larger block is the one
-at the block's end (`hashes_at`).
+every `hash_block_size` tokens. Each hash is computed from the one before it. So a group with larger blocks
+needs no hashes of its own: it uses the request's hashes at the ends of its blocks (`hashes_at`).
 
-The input of a hash is a sequence of fields: a tag, the length of the content, and the content. So different
-content never gives the same input. Processes with the same seed make the same hashes.
+The input of the hash function is a sequence of fields. A field is a tag, the length of its content, and the
+content. So different content never gives the same input. Processes with the same seed compute the same
+hashes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ HASH_FUNCTIONS: Mapping[str, HashFunction] = {
 
 
 class HashedTokens(Protocol):
-    """A request as the pool sees it: its tokens, and the hashes of its full hash blocks."""
+    """What the pool needs to know of a request: its tokens and its block hashes."""
 
     @property
     def all_token_ids(self) -> Sequence[int]: ...
@@ -62,11 +63,11 @@ class MultiModalItem:
     identifier: str
     """Identifies the content: equal identifiers mean equal embeddings."""
     offset: int
-    """Position of its first placeholder token."""
+    """Position of the item's first placeholder token in the prompt."""
     length: int
-    """Number of its placeholder tokens."""
+    """Number of the item's placeholder tokens."""
     is_embed: tuple[bool, ...] | None = None
-    """Which placeholders get an embedding, in order; None means all of them."""
+    """For each placeholder, whether an embedding replaces it; None means that all are replaced."""
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.length < 1:
@@ -81,7 +82,10 @@ class MultiModalItem:
             )
 
     def embeddings_at(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(position, number of the embedding) for each embedding from position `start` to `stop` - 1."""
+        """The item's embeddings at positions `start` to `stop` - 1: each as (position, index).
+
+        The index counts the item's embeddings from 0.
+        """
         if self.is_embed is None:
             first, last = max(start, self.offset), min(stop, self.offset + self.length)
             return [(position, position - self.offset) for position in range(first, last)]
@@ -90,7 +94,7 @@ class MultiModalItem:
 
 
 class Content(Protocol):
-    """A request as the hasher sees it: everything that its KV depends on."""
+    """What the hasher needs to know of a request: everything that the request's KV depends on."""
 
     @property
     def all_token_ids(self) -> Sequence[int]: ...
@@ -110,18 +114,18 @@ class Content(Protocol):
 
 @dataclass(frozen=True)
 class BlockHasher:
-    """Makes the block hashes of requests.
+    """Computes the block hashes of requests.
 
     Raises:
         InvalidRequestError: at construction, if `hash_block_size` is below 1 or the hash function is unknown.
     """
 
     hash_block_size: int
-    """Tokens from one hash to the next."""
+    """A request has one hash for each `hash_block_size` tokens."""
     hash_function: str | HashFunction = "sha256"
     """A name in `HASH_FUNCTIONS`, or a function that always returns the same number of bytes."""
     seed: bytes = DEFAULT_SEED
-    """Hashers with different seeds never make the same hash."""
+    """Goes into every hash. Hashers with different seeds never compute the same hash."""
     _function: HashFunction = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -137,10 +141,10 @@ class BlockHasher:
         object.__setattr__(self, "_function", function)
 
     def extend(self, block_hashes: list[bytes], content: Content) -> None:
-        """Append the hash of each hash block that has become full since the last call.
+        """Append the hashes that a request lacks: one for each `hash_block_size` tokens since the last hash.
 
         Args:
-            block_hashes: the request's hashes so far.
+            block_hashes: the request's hashes so far. The new ones are appended here.
             content: the request.
 
         Raises:
@@ -170,7 +174,7 @@ class BlockHasher:
             block_hashes.append(parent)
 
     def _root(self, content: Content) -> bytes:
-        """The hash before the first token, of seed, adapter and salt. All block hashes depend on it."""
+        """The hash of seed, adapter and salt. The first block hash is computed from it."""
         fields = [_field(b"s", self.seed)]
         if content.adapter is not None:
             fields.append(_field(b"a", content.adapter.encode()))
@@ -180,7 +184,7 @@ class BlockHasher:
 
 
 def hashes_at(block_hashes: Sequence[bytes], hash_block_size: int, block_size: int) -> Sequence[bytes]:
-    """The hashes of the full blocks of `block_size` tokens, picked from all `block_hashes` of a request.
+    """The hash of each full block of `block_size` tokens, selected from a request's `block_hashes`.
 
     Raises:
         InvalidRequestError: `block_size` is not a multiple of `hash_block_size`.
@@ -196,7 +200,7 @@ def hashes_at(block_hashes: Sequence[bytes], hash_block_size: int, block_size: i
 
 _TOKEN_BYTES = array("q").itemsize
 _REPLACED = -1
-"""Hashed in place of a token's id where something replaces the token. No token has this id."""
+"""The hasher uses this number in place of the id of a replaced token. No token has this id."""
 
 
 def _field(tag: bytes, content: bytes) -> bytes:
@@ -215,7 +219,15 @@ def _tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def _replaced(token_ids: list[int], start: int, content: Content) -> bytes:
-    """Encode what replaces tokens of this block as fields. Sets the ids of these tokens to `_REPLACED`."""
+    """Encode the items and embeddings that replace tokens of a block, as fields.
+
+    Also sets the ids of the replaced tokens in `token_ids` to `_REPLACED`.
+
+    Args:
+        token_ids: the tokens of the block.
+        start: position of the first of these tokens in the request.
+        content: the request.
+    """
     fields = []
     stop = start + len(token_ids)
     for item in content.multimodal_items:

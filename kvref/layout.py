@@ -1,12 +1,14 @@
-"""Where every byte of a KV cache is: the address of each layer's page of each block, before any allocation.
+"""Computes where every byte of a KV cache will be, before any memory is allocated.
 
-A page of an attention layer has up to four axes: K and V, heads, states, and the content of a state of one
-head. With blocks and layers that makes six, and each backend wants its own order. A `KVCacheLayout` is one
-order. `place_kv_caches` computes what it means for each layer of a configuration.
+A page of an attention layer has up to four axes: K and V, heads, states, and the content of one state of one
+head. (`kvref.specs` says what a state is.) With an axis for blocks and one for layers there are six. Each
+attention backend wants its own order of these axes. A `KVCacheLayout` is one such order. `place_kv_caches`
+computes the resulting offsets and strides for each layer of a configuration.
 
-Some orders split a page into pieces: one half for K and one for V, or a piece for each head. That works only
-if all layers that use the memory have the same kind of page, without padding. Otherwise the bytes of a page
-stay together. The views still have their axes in the backend's order, but other strides (vLLM PR 31635).
+Some orders split a page into pieces: one half for K and one for V, or one piece for each head. That works
+only if all layers that use the memory have the same kind of page, without padding. Otherwise the bytes of a
+page stay together. The views then still have their axes in the backend's order, but with other strides (vLLM
+PR 31635).
 """
 
 from __future__ import annotations
@@ -43,19 +45,21 @@ Run: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class KVCacheLayout:
-    """The order of the cache's axes in memory, and in the views of layers.
+    """The order of the cache's axes: in memory, and in the views that layers get.
 
-    The axes are L layers, B blocks, K for K and V, H heads, N states, C content of a state of one head.
+    Each axis has a letter: L layers, B blocks, K for K and V, H heads, N states of a block, C content of one
+    state of one head.
 
     Raises:
-        InvalidConfigError: at construction, unless L, B, H, N, C each occur once and K at most once.
+        InvalidConfigError: at construction, if `order` does not have L, B, H, N and C once each and K at most
+            once, or if `axes` does not have the letters of `order` without L.
     """
 
     order: str
-    """The axes in memory, the outermost first: "LBNHC", or "LKBNHC" with all K before all V."""
+    """The axes in memory, the outermost first: "LBNHC", for example, or "LKBNHC" with all K before all V."""
     axes: str = ""
-    """The axes of a layer's view in the backend's order; by default "KBHNC", or "BHNC" without K (vLLM RFC
-    42082)."""
+    """The axes of a layer's view, in the order that the backend wants. The default is "KBHNC", or "BHNC" if
+    `order` has no K (vLLM RFC 42082)."""
 
     def __post_init__(self) -> None:
         wanted = "KBHNC" if "K" in self.order else "BHNC"
@@ -77,12 +81,12 @@ DEFAULT_LAYOUT = KVCacheLayout("LBNHC")
 
 @dataclass(frozen=True)
 class CacheView:
-    """A tensor over a layer's memory. `shape` and `strides` count elements, `offset` counts bytes."""
+    """Describes a tensor over a layer's memory. `shape` and `strides` are in elements, `offset` in bytes."""
 
     dtype: torch.dtype
     axes: str
-    """A letter for each axis, as in `KVCacheLayout`, and S for other axes of layers that are not attention.
-    Axis B counts kernel blocks; a block may consist of several."""
+    """A letter for each axis, as in `KVCacheLayout`. In a layer that is not attention, every axis but B has
+    the letter S. In an attention layer, axis B counts kernel blocks; a block may consist of several."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int = 0
@@ -91,7 +95,7 @@ class CacheView:
 
 @dataclass(frozen=True)
 class PageLayout:
-    """The form of a layer's pages, independent of where its memory is."""
+    """The form of a layer's pages, wherever the layer's memory is."""
 
     block_stride: int
     """Bytes from one block to the next."""
@@ -99,34 +103,34 @@ class PageLayout:
     content_size_bytes: int
     """Bytes of a page without padding."""
     views: tuple[CacheView, ...]
-    """One view; a recurrent layer has one for each of its states."""
+    """One view, or for a recurrent layer one view for each of its states."""
     is_recurrent: bool
     runs: tuple[Run, ...]
-    """The contiguous pieces of block 0's content, counted from the start of the layer's memory."""
+    """The contiguous pieces of block 0's content. Positions count from the start of the layer's memory."""
 
 
 class LayerPlacement(NamedTuple):
-    """Where one layer's memory is: the number of its buffer, and the byte of the buffer where it starts."""
+    """Where a layer's memory is: the index of its buffer, and the byte in that buffer where it starts."""
 
     buffer: int
     offset: int
     pages: PageLayout
 
     def runs_of(self, block: int) -> Iterator[Run]:
-        """The contiguous pieces of a block's content, counted from the start of the buffer."""
+        """The contiguous pieces of a block's content. Positions count from the start of the buffer."""
         start = self.offset + block * self.pages.block_stride
         return ((start + offset, size) for offset, size in self.pages.runs)
 
 
 @dataclass(frozen=True)
 class KVCachePlacement:
-    """Where the memory of every layer of a configuration is. Sharing layers have no memory of their own."""
+    """Where the memory of each layer of a configuration is."""
 
     config: KVCacheConfig
     buffers: tuple[int, ...]
     """The size of each buffer in bytes."""
     layers: Mapping[str, LayerPlacement]
-    """The placement of each layer that owns a cache, by name."""
+    """For each layer with a cache of its own, by name, its placement. Sharing layers are not here."""
 
 
 def place_kv_caches(
@@ -136,16 +140,17 @@ def place_kv_caches(
     kernel_block_sizes: Sequence[int] | None = None,
     contiguous: bool = False,
 ) -> KVCachePlacement:
-    """Compute where the pages of all layers are.
+    """Compute where the pages of all layers of a configuration are.
 
     Args:
-        kernel_block_sizes: for each group, the tokens in a block of the attention kernel. It must divide the
-            block size. Axis B of the views then counts kernel blocks.
-        contiguous: place all tensors in one buffer, even if the layout does not need it.
+        kernel_block_sizes: for each group, the tokens in a block of the attention kernel. This number must
+            divide the group's block size. Axis B of the views of attention layers counts kernel blocks.
+        contiguous: place all tensors in one buffer, even if the layout does not need that.
 
     Raises:
-        InvalidConfigError: `layout` is not a `KVCacheLayout`, or does not fit a layer. The message names the
-            layer.
+        InvalidConfigError: `layout` is not a `KVCacheLayout`; `kernel_block_sizes` does not have one number
+            for each group; or a layer does not fit the layout or the kernel block size. In the last case the
+            message names the layer.
     """
     buffers = buffer_sizes(config, layout, contiguous)
     groups, slots = config.kv_cache_groups, config.kv_cache_tensors
@@ -158,7 +163,7 @@ def place_kv_caches(
     for group, kernel in zip(groups, kernels, strict=True):
         owners.update(_owners(group, kernel))
     regions = [[slot] for slot in slots] if layout.is_layer_outermost else [list(slots)] * bool(slots)
-    # Lay out each kind of region once: a model has few kinds, but many regions of each.
+    # A region is one tensor, or all tensors of a shared buffer. Lay out equal regions once: there are many.
     known: dict[object, _Region] = {}
     layers: dict[str, LayerPlacement] = {}
     start = 0
@@ -179,7 +184,7 @@ def place_kv_caches(
 
 
 def buffer_sizes(config: KVCacheConfig, layout: KVCacheLayout, contiguous: bool) -> tuple[int, ...]:
-    """The size of each buffer in bytes: one buffer for each tensor, or one for all of them.
+    """The size of each buffer in bytes. There is one buffer for each tensor, or one for all of them.
 
     Raises:
         InvalidConfigError: `layout` is not a `KVCacheLayout`.
@@ -195,14 +200,14 @@ def buffer_sizes(config: KVCacheConfig, layout: KVCacheLayout, contiguous: bool)
 
 
 class _Owner(NamedTuple):
-    """What layers with equal specs in a group have in common. Each of them has memory of its own."""
+    """The spec and kernel block size of a layer that owns memory. Several layers can share an `_Owner`."""
 
     spec: KVCacheSpec
     kernel_block_size: int | None
 
     @property
     def kernel_blocks(self) -> int:
-        """The number of kernel blocks in a block."""
+        """Kernel blocks per block."""
         kernel = self.spec.block_size if self.kernel_block_size is None else self.kernel_block_size
         if type(kernel) is not int or kernel < 1 or self.spec.block_size % kernel:
             raise InvalidConfigError(
@@ -213,7 +218,10 @@ class _Owner(NamedTuple):
 
 
 def _owners(group: KVCacheGroupSpec, kernel_block_size: int | None) -> dict[str, _Owner]:
-    """The `_Owner` of each owning layer. Layers with one spec object share it: there may be thousands."""
+    """The `_Owner` of each layer of a group that owns its memory.
+
+    Layers with the same spec object get the same `_Owner`, because there may be thousands of layers.
+    """
     spec = group.kv_cache_spec
     if not isinstance(spec, UniformTypeKVCacheSpecs):
         return dict.fromkeys(group.owning_layers, _Owner(spec, kernel_block_size))
@@ -237,9 +245,9 @@ def _check_alignment(placed: LayerPlacement) -> None:
 
 @dataclass(frozen=True)
 class _AttentionPages:
-    """The axes of an attention layer's pages, with the size of each in one kernel block.
+    """The sizes of the axes of an attention layer's pages, in one kernel block.
 
-    Layers for which this is equal can share memory in any order of axes.
+    If these are equal for several layers, the layers can share memory in any order of axes.
     """
 
     sizes: Mapping[str, int]
@@ -249,7 +257,7 @@ class _AttentionPages:
 
 
 def _attention_pages(owner: _Owner, layout: KVCacheLayout) -> _AttentionPages | None:
-    """The axes of an attention layer's pages. None for any other layer."""
+    """The `_AttentionPages` of an attention layer; None for any other layer."""
     spec, kernel_blocks = owner.spec, owner.kernel_blocks
     if not isinstance(spec, AttentionSpec):
         return None
@@ -278,7 +286,7 @@ def _attention_pages(owner: _Owner, layout: KVCacheLayout) -> _AttentionPages | 
 
 
 _Region: TypeAlias = tuple[Sequence[int], Mapping[int, PageLayout]]
-"""The byte where each tensor's memory begins, and the pages of layers by the `id` of their `_Owner`."""
+"""The byte where the memory of each tensor begins, and the pages of each `_Owner`, by `id(owner)`."""
 
 
 def _lay_out(
@@ -319,7 +327,7 @@ def _lay_out(
 
 @contextmanager
 def _errors_of_layer(name: str, layout: KVCacheLayout) -> Iterator[None]:
-    """Put the layer's name and the layout in front of the message of an error."""
+    """Put the names of the layer and the layout in front of the message of an `InvalidConfigError`."""
     try:
         yield
     except InvalidConfigError as error:
@@ -327,7 +335,7 @@ def _errors_of_layer(name: str, layout: KVCacheLayout) -> Iterator[None]:
 
 
 def _strides(order: str, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The stride of each axis, in elements, of an array that has no gaps."""
+    """The stride of each axis, in elements, in an array without gaps."""
     strides, stride = {}, 1
     for axis in reversed(order):
         strides[axis] = stride
@@ -390,7 +398,11 @@ def _in_elements(size: int, dtype: torch.dtype) -> int:
 
 
 def _runs(extents: Sequence[tuple[int, int]], itemsize: int) -> list[Run]:
-    """The contiguous pieces, as few as possible, of an array with these (stride, size) pairs."""
+    """The contiguous pieces of an array, as few as possible.
+
+    Args:
+        extents: for each axis of the array, its stride in bytes and its size.
+    """
     together, starts = itemsize, [0]
     for stride, size in sorted(extents):
         if size == 1:

@@ -1,7 +1,8 @@
-"""A minimal connector: it copies blocks to the host and back, and pins them in the pool meanwhile.
+"""A minimal KV connector: it copies blocks to host memory and back.
 
-A store reads blocks while the engine goes on. Meanwhile their request may end and free them. So the connector
-pins each block until its transfer is done. (vLLM instead delays the step that would reuse the block.)
+The engine goes on while a transfer runs. A request may end meanwhile and free its blocks. So the connector
+pins each block in the pool until the transfer is done: the pool does not allocate a pinned block. (vLLM
+instead delays the step that would reuse the block.)
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class OffloadingConnector:
     """Copies blocks of a pool to host memory and back.
 
     Args:
-        block_pool: the engine's pool, in which blocks are pinned during their transfer.
-        device: the engine's caches.
-        host: host memory of the same form; see `kvref.canonical.like_on_host`.
+        block_pool: the engine's pool. The connector pins blocks there during their transfer.
+        device: the canonical view of the engine's caches.
+        host: a canonical view of host memory; see `kvref.canonical.like_on_host`.
 
     Raises:
-        InvalidConfigError: at construction, if the host memory has another form.
+        InvalidConfigError: at construction, if `host` and `device` differ in row sizes or references.
     """
 
     def __init__(self, block_pool: BlockPool, device: CanonicalKVCaches, host: CanonicalKVCaches) -> None:
@@ -58,28 +59,39 @@ class OffloadingConnector:
         self._stream = torch.cuda.Stream(on_cuda[0]) if on_cuda else None  # type: ignore[no-untyped-call]
 
     def submit_store(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
-        """Submit a job that copies blocks to the host. Each pair is (block, block on the host).
+        """Submit a job that copies blocks to the host. `start_transfers` starts it.
 
-        A block must be referenced, or free and cached: its content must be known. The job pins its blocks
-        until it is done. One block may be stored to several blocks on the host.
+        The job pins its blocks until it is done. One block may be stored to several blocks on the host.
+
+        Args:
+            job: name of the job.
+            group: index of the group of the blocks.
+            block_pairs: each is (block, block on the host). The block must be referenced or cached. Otherwise
+                its content is unknown.
 
         Raises:
-            InvalidRequestError: a job of this name is not done, a block on the host is given twice, or a
-                block is the null block, or free without keys. Nothing has changed.
-            InvalidConfigError: there is no such group, or no such block. Nothing has changed.
+            InvalidRequestError: an earlier job of this name is not done; a block on the host is given twice;
+                or a block is the null block, or free without keys. Nothing has changed.
+            InvalidConfigError: the group or one of the blocks does not exist. Nothing has changed.
         """
         self._submit(job, _Job(True, group, list(block_pairs)))
 
     def submit_load(self, job: str, group: int, block_pairs: Sequence[tuple[int, int]]) -> None:
-        """Submit a job that copies blocks from the host. Each pair is (block, block on the host).
+        """Submit a job that copies blocks from the host. `start_transfers` starts it.
 
-        A block must be referenced. A free block could be allocated meanwhile, and a free cached block would
-        get content that does not match its keys. One block on the host may be loaded into several blocks.
+        The job pins its blocks until it is done. One block on the host may be loaded into several blocks.
+
+        Args:
+            job: name of the job.
+            group: index of the group of the blocks.
+            block_pairs: each is (block, block on the host). The block must be referenced. Nobody could use
+                content that is loaded into a free block without keys. In a free cached block, the content
+                would not match the keys.
 
         Raises:
-            InvalidRequestError: a job of this name is not done, a block is given twice, or a block is the
-                null block or free. Nothing has changed.
-            InvalidConfigError: there is no such group, or no such block. Nothing has changed.
+            InvalidRequestError: an earlier job of this name is not done; a block is given twice; or a block
+                is the null block, or free. Nothing has changed.
+            InvalidConfigError: the group or one of the blocks does not exist. Nothing has changed.
         """
         self._submit(job, _Job(False, group, list(block_pairs)))
 
@@ -104,7 +116,10 @@ class OffloadingConnector:
         self._queued[name] = job
 
     def start_transfers(self) -> None:
-        """Start the submitted jobs. Call it once per step, after you queued all writes of earlier steps."""
+        """Start all submitted jobs.
+
+        Call this once per step, when all writes of earlier steps are queued on the current stream.
+        """
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         # Not `stream(None)`: it initialises CUDA even if the caches are on the CPU.
@@ -121,7 +136,7 @@ class OffloadingConnector:
         self._queued.clear()
 
     def get_finished(self) -> list[str]:
-        """The jobs that have finished since the last call. Their blocks are unpinned now."""
+        """Return the names of the jobs that have finished since the last call, and unpin their blocks."""
         finished = [name for name, job in self._running.items() if _is_done(job)]
         for name in finished:
             job = self._running.pop(name)

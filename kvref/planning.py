@@ -1,13 +1,14 @@
-"""The configuration of a KV cache: which layers form a group, and how many blocks there are.
+"""Plans a KV cache: which layers form a group, how many blocks there are, and which layers share memory.
 
-The layers of one *group* share a block table. All groups allocate from one pool, so a block must have the
-same size in every group. Planning therefore makes all pages equal (`unify_kv_cache_spec_page_size`) and all
-groups equally long, as far as possible. Then the first layers of all groups share one tensor, the second
-layers another, and so on. That works because a block belongs to one group at a time.
+The layers of one *group* share a block table. All groups allocate from one pool, so a block must take the
+same number of bytes in every group. Planning therefore makes all pages equally large
+(`unify_kv_cache_spec_page_size`) and gives all groups the same number of layers, as far as possible. Then the
+first layers of all groups share one tensor, the second layers another tensor, and so on. That works because a
+block belongs to one group at a time.
 
-With a single group there is nothing to share: every layer has its own tensor.
+If there is only one group, every layer has a tensor of its own.
 
-The order of the layers decides only which layers with equal specs share a group.
+The order in which layers are given affects only this: which of the layers with equal specs share a group.
 """
 
 from __future__ import annotations
@@ -64,16 +65,18 @@ class BlockSizeWarning(UserWarning):
 
 @dataclass(frozen=True)
 class KVCacheTensor:
-    """Memory for one layer, or for layers of different groups: a block belongs to one group at a time.
+    """Memory for one layer, or for several layers of different groups.
+
+    Layers of different groups can share memory because a block belongs to one group at a time.
 
     Raises:
         InvalidConfigError: at construction, if there are no layers.
     """
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     shared_by: Sequence[str]
-    """Names of the layers."""
+    """Names of the layers that use this memory."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared_by", tuple(self.shared_by))
@@ -83,21 +86,21 @@ class KVCacheTensor:
 
 @dataclass(frozen=True)
 class KVCacheGroupSpec:
-    """Layers that share a block table.
+    """A group: layers that share a block table.
 
     Raises:
-        InvalidConfigError: at construction, if a composite spec has other layers than the group's owning
-            layers, or a layer shares a cache that is not in the group.
+        InvalidConfigError: at construction, if a composite spec has other layers than `owning_layers`, or if
+            a layer shares a cache that is not in the group.
     """
 
     layer_names: Sequence[str]
-    """Empty on a worker that has no layer of the group."""
+    """Names of the group's layers. Empty on a worker that has no layer of the group."""
     kv_cache_spec: KVCacheSpec
-    """The spec of every layer, or the composite of their specs."""
+    """The spec that all layers have, or the composite of their specs (`UniformTypeKVCacheSpecs`)."""
     is_eagle_group: bool = False
-    """Whether the group has layers of a draft model that read one token ahead."""
+    """Whether the group has draft layers (EAGLE) that read one token ahead."""
     kv_sharing_layers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """For each layer without a cache of its own, the layer whose cache it uses (see `kvref.sharing`)."""
+    """For each layer without a cache of its own, the layer whose cache it uses; see `kvref.sharing`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_names", tuple(self.layer_names))
@@ -128,7 +131,7 @@ class KVCacheGroupSpec:
         return tuple(name for name in self.layer_names if name not in self.kv_sharing_layers)
 
     def spec_of(self, layer_name: str) -> KVCacheSpec:
-        """The spec of a layer of the group.
+        """The spec of a layer of the group. For a sharing layer, the spec of the layer whose cache it uses.
 
         Raises:
             InvalidConfigError: the layer is not in the group.
@@ -144,22 +147,23 @@ class KVCacheGroupSpec:
 
 @dataclass(frozen=True)
 class KVCacheConfig:
-    """What the scheduler and the workers must agree on.
+    """The plan of a KV cache for one worker or for the scheduler: blocks, tensors and groups.
 
     Raises:
-        InvalidConfigError: at construction, if there is no block, not even the null block; if a layer is in
-            two groups or two tensors; if a layer of a group lacks memory, or a layer has memory and no
-            group; or if the size of a tensor is not `num_blocks` pages of each of its layers.
+        InvalidConfigError: at construction, if `num_blocks` is below 1; if a layer is in two groups or two
+            tensors; if `runner_only_attn_layers` names a layer that is in no group; if a layer of a group
+            lacks memory, or a layer has memory but no group; or if the size of a tensor is not `num_blocks`
+            pages of each of its layers.
     """
 
     num_blocks: int
-    """Blocks of the pool, the null block included."""
+    """Number of blocks in the pool, the null block included."""
     kv_cache_tensors: Sequence[KVCacheTensor]
-    """Memory of the layers; empty if only the scheduler uses the configuration."""
+    """The memory of the layers. May be empty if only the scheduler uses the configuration."""
     kv_cache_groups: Sequence[KVCacheGroupSpec]
     runner_only_attn_layers: Collection[str] = ()
-    """Layers in groups that have no memory of their own and that only the model runner uses. Sharing layers
-    may be listed here, but need not be."""
+    """Layers that are in groups but have no memory of their own, because only the model runner uses them. You
+    may list sharing layers here, but need not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_cache_tensors", tuple(self.kv_cache_tensors))
@@ -200,10 +204,11 @@ class KVCacheConfig:
 def get_manager_for_kv_cache_spec(
     kv_cache_spec: KVCacheSpec, limits: MemoryLimits, **engine: Any
 ) -> SingleTypeKVCacheManager:
-    """Construct the manager that is registered for a spec.
+    """Construct the manager that is registered for the spec of a group.
 
-    All layers of a composite have the same manager. It gets the spec of the layer that needs most blocks, or
-    of the first of them by name.
+    The layers of a composite must all have the same manager class. The manager gets the spec of the layer
+    that needs most blocks for a request. If several layers need equally many, it gets the spec of the first
+    by name.
 
     Args:
         kv_cache_spec: the spec of a group.
@@ -239,10 +244,10 @@ def _check_names(what: str, names: Sequence[str]) -> None:
 def unify_kv_cache_spec_page_size(kv_cache_spec: LayerSpecs) -> dict[str, KVCacheSpec]:
     """Make the pages of all layers as large as the largest page.
 
-    The block size of a layer with smaller pages is multiplied as far as the pages allow, and padding fills
-    the rest. The layer gets only padding if its page does not depend on the block size (recurrent layers), or
-    if its sinks would not fill whole blocks of the larger size. If prefix hits become more than twice as
-    coarse, a `BlockSizeWarning` is issued.
+    For a layer with smaller pages, the function multiplies the block size as far as the pages allow, and pads
+    the rest. Some layers keep their block size and get only padding: layers whose page does not depend on the
+    block size (recurrent layers), and layers whose sinks would not fill whole blocks of the larger size. If
+    prefix hits become more than twice as coarse, the function issues a `BlockSizeWarning`.
 
     Raises:
         InvalidConfigError: the page of a layer cannot be made that large.
@@ -276,7 +281,7 @@ def _with_page(spec: KVCacheSpec, page: int) -> KVCacheSpec:
     block_size = page // spec.page_size_bytes * spec.block_size
     sinks = spec.sink_len if isinstance(spec, SinkFullAttentionSpec) else 0
     if isinstance(spec, AttentionSpec) and sinks % block_size == 0:
-        # Padding belongs to one block size. Below, a page that is still too small gets new padding.
+        # Padding fits only one block size, so drop it. A page that is still too small is padded again below.
         made = replace(spec, page_size_padded=None).copy_with_new_block_size(block_size)
     if made.page_size_bytes != page and isinstance(made, PaddedKVCacheSpec):
         made = replace(made, page_size_padded=page)
@@ -292,15 +297,18 @@ def get_kv_cache_groups(
 ) -> list[KVCacheGroupSpec]:
     """Put layers into groups.
 
-    All layers form one group if their specs merge, or if they are of one uniform type with one manager.
-    Otherwise all pages are made equal, and layers with equal specs (a *kind*) are distributed over groups. A
-    group has at most as many layers as the smallest kind. If the largest kind has less than 1.5 times as many
-    layers, a group may have as many as the largest kind. So few groups are short of layers.
+    If all specs merge, or if all layers are uniform (`kvref.uniform`) and have one manager class, the layers
+    form one group. Otherwise all pages are made equal, and the layers of each *kind* are distributed over
+    groups. A kind is all layers with equal specs.
+
+    A group has at most as many layers as the smallest kind. But if the largest kind has less than 1.5 times
+    as many layers as the smallest, a group has at most as many layers as the largest kind. So few groups have
+    fewer layers than the others.
 
     Args:
-        kv_cache_spec: the spec of each layer, by its name. A substituted class is planned as its substitute.
-        disable_hybrid_kv_cache_manager: manage all layers as full attention, those with a window or chunk
-            included.
+        kv_cache_spec: the spec of each layer, by the layer's name. If the registry has a substitute for the
+            class of a spec, the planner uses the substitute.
+        disable_hybrid_kv_cache_manager: plan layers with a window or a chunk as full attention.
 
     Raises:
         UnregisteredSpecError: the spec of a layer is not registered. This is checked first.
@@ -342,7 +350,10 @@ def _merged(specs: Iterable[KVCacheSpec]) -> KVCacheSpec:
 
 
 def _as_full_attention(spec: KVCacheSpec) -> KVCacheSpec:
-    """A built-in spec with a window or chunk, as full attention. Other specs stay: they may mean more."""
+    """The full-attention spec in place of a built-in spec with a window or a chunk.
+
+    Other specs are returned as they are: a vendor's class may have rules of its own.
+    """
     if type(spec) not in (SlidingWindowSpec, SlidingWindowMLASpec, ChunkedLocalAttentionSpec):
         return spec
     full = MLAAttentionSpec if isinstance(spec, SlidingWindowMLASpec) else FullAttentionSpec
@@ -360,20 +371,21 @@ def get_kv_cache_configs(
     """Plan for several workers. All get the same groups in the same order, and the same number of blocks.
 
     Args:
-        kv_cache_specs: for each worker the specs of its layers. The same name on several workers means the
+        kv_cache_specs: for each worker, the specs of its layers. The same name on several workers means the
             same layer.
-        available_memory: for each worker the bytes that its tensors may take.
+        available_memory: for each worker, the bytes that its tensors may take.
         limits: the engine's limits.
         disable_hybrid_kv_cache_manager: as in `get_kv_cache_groups`.
-        num_gpu_blocks_override: the number of blocks, whatever the memory.
+        num_gpu_blocks_override: the number of blocks, whatever the memory. None computes it from the memory.
 
     Returns:
-        The configuration of each worker, with its own layers only.
+        For each worker, the configuration with only its own layers.
 
     Raises:
         UnregisteredSpecError: as in `get_kv_cache_groups`.
-        InvalidConfigError: as in `get_kv_cache_groups`; or workers have different specs for a layer; or there
-            are too few blocks for one request of `limits.max_model_len` tokens and the null block.
+        InvalidConfigError: as in `get_kv_cache_groups`; or workers have different specs for a layer; or
+            `available_memory` does not have one number for each worker; or there are too few blocks for the
+            null block and one request of `limits.max_model_len` tokens.
     """
     layers: dict[str, KVCacheSpec] = {}
     for specs in kv_cache_specs:
@@ -416,7 +428,7 @@ def get_kv_cache_configs(
 def get_kv_cache_config_from_groups(
     kv_cache_groups: Sequence[KVCacheGroupSpec], num_blocks: int
 ) -> KVCacheConfig:
-    """The configuration for these groups with `num_blocks` blocks, the null block included."""
+    """Make the configuration for these groups, with `num_blocks` blocks, the null block included."""
     tensors = [KVCacheTensor(num_blocks * page, names) for page, names in _tensor_pages(kv_cache_groups)]
     return KVCacheConfig(num_blocks, tensors, kv_cache_groups)
 
@@ -428,14 +440,14 @@ def _of_worker(groups: Sequence[KVCacheGroupSpec], own: set[str]) -> list[KVCach
         spec = group.kv_cache_spec
         if isinstance(spec, UniformTypeKVCacheSpecs) and len(names) < len(group.layer_names):
             kept = {name: spec.kv_cache_specs[name] for name in names}
-            # A worker with none of the layers must still know the kind of the group.
+            # A worker without layers of the group must still know the group's kind: keep one spec.
             spec = replace(spec, kv_cache_specs=kept) if kept else min(spec.kv_cache_specs.items())[1]
         plan.append(replace(group, layer_names=names, kv_cache_spec=spec))
     return plan
 
 
 def _tensor_pages(groups: Sequence[KVCacheGroupSpec]) -> list[tuple[int, list[str]]]:
-    """For each tensor the size of a page and the names of its layers."""
+    """For each tensor, the size of a page and the names of the layers that use the tensor."""
     if len(groups) == 1:
         return [(groups[0].spec_of(name).page_size_bytes, [name]) for name in groups[0].owning_layers]
     rows = zip_longest(*(group.owning_layers for group in groups))
@@ -459,8 +471,8 @@ def resolve_kv_cache_block_sizes(
 ) -> tuple[int, int]:
     """The scheduler block size and the hash block size, in tokens.
 
-    They are the least common multiple and the greatest common divisor of the groups' block sizes. Without
-    caching both are the least common multiple.
+    The scheduler block size is the least common multiple of the groups' block sizes. The hash block size is
+    their greatest common divisor. Without caching, both are the least common multiple.
 
     Raises:
         InvalidConfigError: there are no groups.
@@ -473,18 +485,19 @@ def resolve_kv_cache_block_sizes(
 
 @dataclass(frozen=True)
 class KVCacheReport:
-    """How much a configuration can serve."""
+    """How many requests a configuration can serve at a time."""
 
     max_concurrency: float
-    """Requests of the longest length that can run at once."""
+    """How many requests of `max_model_len` tokens fit into the cache at a time."""
     num_tokens: int
-    """Tokens of that many requests."""
+    """The tokens of `max_concurrency` requests, each of `max_model_len` tokens."""
 
 
 def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
-    """How much a configuration can serve. The order of groups and layers does not matter.
+    """Compute how many requests a configuration can serve at a time.
 
-    The null block and the sink blocks are left out, because no request gets them.
+    The null block and the sink blocks do not count, because no request gets them. The order of groups and
+    layers does not matter.
     """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     sinks = sum(map(_num_sink_blocks, specs))

@@ -1,6 +1,6 @@
-"""Platforms: how a plugin for some hardware brings its own KV-cache specs and managers.
+"""Platforms: a plugin for some hardware subclasses `Platform` to register its own specs and managers.
 
-A plugin subclasses `Platform` and names the subclass in the entry-point group `kvref.platforms`:
+The plugin names the subclass in the entry-point group `kvref.platforms`:
 
     [project.entry-points."kvref.platforms"]
     acme = "acme_kvref.platform:AcmePlatform"
@@ -25,19 +25,20 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "kvref.platforms"
 ENVIRONMENT_VARIABLE = "KVREF_PLATFORM"
-"""Names the entry point to use; needed when several plugins are installed."""
+"""This environment variable names the entry point to use. You need it if several plugins are installed."""
 
 
 class Platform:
-    """A platform without specs of its own. A plugin subclasses it; nobody makes an instance."""
+    """The default platform, without specs of its own. Plugins subclass it. It has no instances."""
 
     @classmethod
     def register_custom_kv_cache_specs(cls, vllm_config: object = None) -> None:
-        """Register, override or substitute specs in `kvref.registry` (vLLM PR 37505).
+        """Hook: register, override or substitute specs in `kvref.registry` (vLLM PR 37505).
 
-        The registry runs this hook once for each platform in a process, before its first look-up. Other
-        threads see all that the hook registers when it returns. If it raises, none of it is kept. The hook
-        must not wait for another thread that looks something up: that thread waits for the hook.
+        The registry calls the hook of a platform once in a process, before the first look-up. When the hook
+        returns, other threads see everything that it registered. If the hook raises an exception, the
+        registry keeps nothing. The hook must not wait for another thread that makes a look-up, because that
+        thread waits for the hook.
 
         Args:
             vllm_config: the argument of `register_all_kvcache_specs`; None if a look-up came first.
@@ -52,8 +53,8 @@ def current_platform() -> type[Platform]:
     """The platform in use: the one that was set, or else the installed plugin's, or else `Platform` itself.
 
     Raises:
-        PlatformError: the plugin cannot be loaded; several are installed and none is chosen; or the chosen
-            one is not installed.
+        PlatformError: the plugin cannot be loaded; several plugins are installed and `KVREF_PLATFORM` chooses
+            none of them; or the chosen plugin is not installed.
     """
     global _current
     platform = _current
@@ -71,7 +72,7 @@ def set_current_platform(platform: type[Platform] | None) -> None:
     """Use this platform from now on. With None, `current_platform` searches for plugins again.
 
     Raises:
-        PlatformError: it is no subclass of `Platform`.
+        PlatformError: `platform` is no subclass of `Platform`.
     """
     global _current
     if platform is not None and not _is_platform(platform):

@@ -4,11 +4,12 @@
 
 A block is a number. Block 0 is the *null block*: it stands for "no block needed here", and the pool never
 allocates, counts or caches it. Every other block is either referenced or in the free list. A free block keeps
-its keys, and so is still a prefix hit, until it is allocated again: then it is evicted.
+its keys, so a look-up still finds the block. The pool evicts the block when it allocates the block again.
 
-The free list begins with the blocks that have no key: each call of `free_blocks` puts its own in front, in
-the order of the call. The cached blocks follow: each call appends its own. A request frees its blocks from
-the last to the first, so its end is evicted before its beginning.
+The free list is in the order of reuse. It begins with the blocks that have no key: each call of `free_blocks`
+puts its blocks without keys in front, in the order of the call. Cached blocks follow: each call of
+`free_blocks` appends its cached blocks. A request frees its blocks from the last to the first, so the pool
+evicts the request's last blocks first.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ NULL_BLOCK = 0
 class BlockPool(PrefixIndex):
     """Allocates blocks, counts references to them, and finds cached blocks.
 
-    Every method raises `BlockError` for blocks or numbers that make no sense, and then has changed nothing.
+    If a method gets blocks or numbers that are not valid, it raises `BlockError` and changes nothing.
 
     Args:
         num_gpu_blocks: number of blocks, the null block included.
         enable_caching: whether blocks may get keys.
-        hash_block_size: tokens from one hash of a request to the next.
-        enable_kv_cache_events: record events. They pile up until `take_events` is called.
+        hash_block_size: a request has one block hash for each `hash_block_size` tokens.
+        enable_kv_cache_events: whether to record events. They accumulate until `take_events` is called.
     """
 
     null_block = NULL_BLOCK
@@ -55,27 +56,28 @@ class BlockPool(PrefixIndex):
         self.enable_caching = enable_caching
         self.hash_block_size = hash_block_size
         self.keyed_this_step = set[int]()
-        """Blocks that got a key since the step began. Some may have been evicted since."""
+        """Blocks that were cached since the step began. Some may have been evicted since."""
         self._ref_cnt = [0] * num_gpu_blocks
         self._free = OrderedDict.fromkeys(range(NULL_BLOCK + 1, num_gpu_blocks))
         self._pins = Counter[int]()
-        """How many of the references to a block are pins. A reserved block always has one."""
+        """For each block, how many of its references are pins (`pin`). A reserved block always has one
+        pin."""
         self._reserved = set[int]()
 
     def get_num_free_blocks(self) -> int:
         return len(self._free)
 
     def get_all_free_blocks(self) -> list[int]:
-        """The free list, from its front."""
+        """The free list. The first block is allocated first."""
         return list(self._free)
 
     @property
     def num_usable_blocks(self) -> int:
-        """How many blocks requests can get: all but the null block and the reserved ones."""
+        """How many blocks requests can get: all but the null block and the reserved blocks."""
         return self.num_gpu_blocks - 1 - len(self._reserved)
 
     def get_usage(self) -> float:
-        """The fraction of the usable blocks that is referenced, from 0 to 1; 0 if no block is usable."""
+        """The fraction of the usable blocks that are referenced, from 0 to 1; 0 if no block is usable."""
         usable = self.num_usable_blocks
         return 1 - self.get_num_free_blocks() / usable if usable else 0.0
 
@@ -85,14 +87,18 @@ class BlockPool(PrefixIndex):
         return self._ref_cnt[block]
 
     def count_references(self, blocks: Iterable[int], references: int) -> int:
-        """How many of these blocks have this reference count. Null blocks do not count."""
+        """How many of these blocks have the reference count `references`. Null blocks are left out."""
         return [self.get_ref_cnt(block) for block in blocks if block].count(references)
 
     def get_num_pins(self, block: int) -> int:
         return self._pins[block]
 
     def get_new_blocks(self, num_blocks: int) -> list[int]:
-        """Allocate the first blocks of the free list: evict them, and give each one reference."""
+        """Allocate the first `num_blocks` blocks of the free list. Each is evicted and gets one reference.
+
+        Raises:
+            PoolExhaustedError: there are fewer free blocks.
+        """
         if num_blocks < 0:
             raise BlockError(f"cannot allocate {num_blocks} blocks")
         if num_blocks > len(self._free):
@@ -104,7 +110,7 @@ class BlockPool(PrefixIndex):
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each block, except null blocks. Free ones leave the free list."""
+        """Add a reference to each block, except null blocks. Free blocks leave the free list."""
         blocks = list(blocks)
         self._check_known(blocks)
         for block in filter(None, blocks):
@@ -129,13 +135,16 @@ class BlockPool(PrefixIndex):
         self._add_to_free_list(freed)
 
     def pin(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each block that `free_blocks` cannot take: a transfer holds it, for example."""
+        """Add a *pin* to each block, except null blocks: a reference that only `unpin` can take.
+
+        A transfer, for example, pins its blocks.
+        """
         blocks = list(filter(None, blocks))
         self.touch(blocks)
         self._pins.update(blocks)
 
     def unpin(self, blocks: Iterable[int]) -> None:
-        """Take a pin from each block. A reserved block keeps the pin of its reservation."""
+        """Take a pin from each block, except null blocks. A reserved block always keeps one pin."""
         blocks = list(filter(None, blocks))
         for block, times in Counter(blocks).items():
             pins = self._pins[block] - (block in self._reserved)
@@ -145,7 +154,7 @@ class BlockPool(PrefixIndex):
         self.free_blocks(blocks)
 
     def reserve_blocks(self, num_blocks: int) -> list[int]:
-        """Allocate blocks for good: no request can get or free them, and usage does not count them."""
+        """Allocate blocks for good: no request can get or free them, and `get_usage` leaves them out."""
         blocks = self.get_new_blocks(num_blocks)
         self._pins.update(blocks)
         self._reserved.update(blocks)
@@ -164,8 +173,15 @@ class BlockPool(PrefixIndex):
     ) -> None:
         """Cache the blocks of a request's table from index `num_cached_blocks` to `num_full_blocks` - 1.
 
-        Null blocks and blocks whose entry in `block_mask` is False get no key. `kind` is the name of the
-        group's spec class, for events.
+        Null blocks get no key, and neither do blocks whose entry in `block_mask` is False.
+
+        Args:
+            request: the tokens and block hashes of the request.
+            blocks: the block table.
+            block_size: tokens in a block.
+            block_mask: for each block from index `num_cached_blocks` on, whether it gets a key. None means
+                that all do.
+            kind: name of the class of the group's spec, for events.
         """
         start, number = num_cached_blocks, num_full_blocks - num_cached_blocks
         if number <= 0:
@@ -189,14 +205,18 @@ class BlockPool(PrefixIndex):
             self._events += blocks_stored(request, new, step, block_size, kv_cache_group_id, kind)
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
-        """Take all keys from blocks. Free blocks that had a key move to the front of the free list."""
+        """Take all keys from these blocks. Free blocks that had a key move to the front of the free list."""
         blocks = [block for block in dict.fromkeys(block_ids) if self.get_keys(block)]
         for block in blocks:
             self._drop_keys(block)
         self._add_to_free_list([block for block in reversed(blocks) if block in self._free])
 
     def reset_prefix_cache(self) -> bool:
-        """Take all keys from all blocks and return True. While a block is referenced, only return False."""
+        """Take all keys from all blocks.
+
+        Returns:
+            True if that was done. False if a usable block is not free; then nothing has changed.
+        """
         if self.get_num_free_blocks() != self.num_usable_blocks:
             return False
         self._clear()
@@ -211,7 +231,11 @@ class BlockPool(PrefixIndex):
     def _add_keys(
         self, table: Sequence[int], hashes: Sequence[bytes], mask: Sequence[bool], group: int
     ) -> list[int]:
-        """Cache the blocks that are neither null nor masked out. Returns the indices of keys no block had."""
+        """Cache the blocks that are neither null nor masked out.
+
+        Returns:
+            The indices of those blocks whose key no block had before.
+        """
         places = [place for place, block in enumerate(table) if block and mask[place]]
         if free := [table[place] for place in places if table[place] in self._free]:
             raise BlockError(f"blocks {free} are free and cannot get keys")

@@ -11,18 +11,21 @@ __all__ = ["Request"]
 
 
 class Request:
-    """The content of a request, and how much of it is computed. The scheduler sets the counts of tokens.
+    """The content of a request, and how much of it is computed.
+
+    The scheduler sets `num_computed_tokens` and `num_in_flight_tokens`.
 
     Args:
         prompt_token_ids: at least one token.
-        block_hasher: makes the block hashes. Without it the request takes no part in prefix caching.
+        block_hasher: computes the block hashes. Without it the request takes no part in prefix caching.
         adapter: name of the adapter (LoRA) that the request runs with.
-        cache_salt: the request shares cached blocks only with requests of the same salt.
+        cache_salt: the request shares cached blocks only with requests that have the same salt.
         multimodal_items: images and other items whose embeddings replace tokens of the prompt.
-        embeddings: the bytes of each embedding that replaces a token of the prompt, by position.
+        embeddings: the bytes of each embedding that replaces a token of the prompt, by the position of that
+            token.
 
     Raises:
-        InvalidRequestError: at construction, if there are no tokens, a token is negative, or an item or an
+        InvalidRequestError: at construction, if there are no tokens, a token id is negative, or an item or an
             embedding lies outside of the prompt.
     """
 
@@ -46,9 +49,10 @@ class Request:
         self.multimodal_items = tuple(multimodal_items)
         self.embeddings = dict(embeddings or {})
         self.num_computed_tokens = 0
-        """Tokens whose KV is computed or scheduled, with those of a prefix hit once slots are allocated."""
+        """Tokens that are computed or scheduled. Once slots are allocated, this includes the prefix hit."""
         self.num_in_flight_tokens = 0
-        """How many of the computed tokens are in flight. Draft tokens among them may still be rejected."""
+        """How many of the `num_computed_tokens` are in flight. Draft tokens among these may still be
+        rejected."""
         self.skip_reading_prefix_cache = False
         tokens = list(prompt_token_ids)
         if not tokens:
@@ -64,14 +68,14 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """The number of prompt and output tokens, without draft tokens."""
+        """The number of prompt and output tokens. Draft tokens do not count."""
         return len(self.all_token_ids)
 
     def append_output_token_ids(self, token_ids: int | Iterable[int]) -> None:
-        """Append output tokens, without draft tokens, and hash the blocks that they fill.
+        """Append output tokens, and hash the blocks that become full. Do not append draft tokens.
 
         Raises:
-            InvalidRequestError: a token is negative.
+            InvalidRequestError: a token id is negative.
         """
         tokens, hasher = self.all_token_ids, self.block_hasher
         if isinstance(token_ids, int) and token_ids >= 0:

@@ -1,7 +1,7 @@
-"""State that several threads share. Either all changes of a transaction are published, or none.
+"""State that several threads share. A transaction publishes all its changes together, or none of them.
 
-The state is an immutable value. A *change* is a function from the present value to the next one. To refuse,
-it raises an exception.
+The state is an immutable value. A *change* is a function that takes the present value and returns the next
+one. A change that is not possible raises an exception.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ StateT = TypeVar("StateT")
 
 
 class _Transaction(Generic[StateT]):
-    """What one thread has changed and not yet published."""
+    """The changes that one thread has made and not yet published."""
 
     def __init__(self, state: StateT) -> None:
         self.thread = threading.get_ident()
@@ -29,14 +29,14 @@ class _Transaction(Generic[StateT]):
 class SharedState(Generic[StateT]):
     """An immutable value that every thread may read and replace.
 
-    A change is published at once. In a transaction only the transaction's own thread sees it, until the
-    transaction ends.
+    A change outside a transaction is published at once: all threads see it. A change in a transaction is
+    visible only to the transaction's own thread until the transaction ends.
     """
 
     def __init__(self, state: StateT) -> None:
         self._published = state
-        self._publishing = threading.Lock()  # held for the moment of one change
-        self._turn = threading.Lock()  # held by the thread in a transaction, while foreign code runs
+        self._publishing = threading.Lock()  # held while a change is published
+        self._turn = threading.Lock()  # held during a transaction, while foreign code runs
         self._transaction: _Transaction[StateT] | None = None
 
     @property
@@ -54,7 +54,7 @@ class SharedState(Generic[StateT]):
         """Replace the value. If `change` raises an exception, the value stays as it was.
 
         Args:
-            change: returns the next value and does nothing else. In a transaction it is called twice.
+            change: returns the next value and has no other effect. In a transaction it is called twice.
         """
         transaction = self._own_transaction()
         if transaction is None:
@@ -66,10 +66,10 @@ class SharedState(Generic[StateT]):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Publish all changes of the block at once at its end, or none if an exception ends it.
+        """Context manager: at exit, publish all changes made inside, or none if an exception occurred.
 
-        Other threads go on reading and changing the published value. A thread that wants a transaction of its
-        own waits.
+        Meanwhile other threads can read and change the published value. If another thread begins a
+        transaction, it waits until this one ends.
 
         Raises:
             RuntimeError: this thread is in a transaction already.
@@ -81,7 +81,7 @@ class SharedState(Generic[StateT]):
             try:
                 yield
                 with self._publishing:
-                    # Other threads may have published changes since: ours are made again, on top of those.
+                    # Other threads may have published changes meanwhile. Make ours again, on top of those.
                     state = self._published
                     for change in transaction.changes:
                         state = change(state)

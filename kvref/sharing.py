@@ -1,9 +1,9 @@
-"""Layers that use the KV cache of another layer in place of one of their own (vLLM PR 35045).
+"""Sharing layers: layers that use the KV cache of another layer instead of their own (vLLM PR 35045).
 
-A sharing layer names its *target*. The target may be a sharing layer too; the chain of targets ends at the
-*owner*, the layer that has the cache. The order in which layers are listed makes no difference. A sharing
-layer has no memory, no spec and no group of its own. It joins the group of its owner, because it reads the
-same blocks.
+A sharing layer names another layer as its *target*. The target may be a sharing layer, too. The chain of
+targets ends at the *owner*: the layer that has the cache. The order in which layers are listed makes no
+difference. A sharing layer has no memory, no spec and no group of its own. It joins the group of its owner,
+because it reads the same blocks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 _SHOWN = 6
-"""How many layers an error names at each end of a chain; it leaves out those between."""
+"""An error names this many layers at each end of a chain, and leaves out the layers in between."""
 
 
 def get_shared_kv_cache_layers(layers: Mapping[str, object]) -> dict[str, str]:
-    """The target of each sharing layer, read from its attribute `kv_sharing_target_layer_name`.
+    """The target of each sharing layer, from the layer's attribute `kv_sharing_target_layer_name`.
 
     Raises:
         KVSharingError: the attribute is neither a name nor None. The message names the layer.
@@ -49,18 +49,18 @@ def resolve_kv_sharing(
     owners: Collection[str],
     kv_cache_groups: Iterable[KVCacheGroupSpec] = (),
 ) -> dict[str, str]:
-    """The owner of each sharing layer's cache. Takes time linear in the number of layers.
+    """Find the owner for each sharing layer. Takes time linear in the number of layers.
 
     Args:
         shared_kv_cache_layers: the target of each sharing layer.
         owners: the layers that have a cache of their own.
-        kv_cache_groups: groups that sharing layers may have joined before. Their sharing layers can be
-            targets.
+        kv_cache_groups: groups that sharing layers may have joined earlier. The sharing layers in these
+            groups can be targets.
 
     Raises:
         KVSharingError: targets form a cycle or lead to a layer without a cache; a layer with a cache of its
-            own names a target; or a layer that has joined a group now names another owner. The message names
-            the layers.
+            own names a target; or a sharing layer in one of `kv_cache_groups` now has another owner. The
+            message names the layers.
     """
     owners = frozenset(owners)
     joined = {sharer: owner for group in kv_cache_groups for sharer, owner in group.kv_sharing_layers.items()}
@@ -111,10 +111,10 @@ def add_kv_sharing_layers_to_kv_cache_groups(
     kv_cache_groups: Iterable[KVCacheGroupSpec],
     runner_only_attn_layers: set[str] | None = None,
 ) -> list[KVCacheGroupSpec]:
-    """The groups, with each sharing layer added to its owner's group, after the layers that own a cache.
+    """Return the groups, with each sharing layer added at the end of its owner's group.
 
-    If you pass the result again, you get equal groups. An engine does so when it sets up its draft model.
-    (vLLM changes the groups in place, and each call adds the sharing layers again.)
+    If you pass in the result again, you get equal groups. An engine does that when it sets up its draft
+    model. (vLLM changes the groups in place, and each call adds the sharing layers again.)
 
     Args:
         shared_kv_cache_layers: the target of each sharing layer.
@@ -122,7 +122,7 @@ def add_kv_sharing_layers_to_kv_cache_groups(
         runner_only_attn_layers: if given, the sharing layers are added to this set.
 
     Raises:
-        KVSharingError: as `resolve_kv_sharing`. Nothing has changed.
+        KVSharingError: as in `resolve_kv_sharing`. Nothing has changed.
     """
     groups = list(kv_cache_groups)
     if not shared_kv_cache_layers:

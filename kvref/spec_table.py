@@ -1,6 +1,6 @@
-"""The table behind the registry. It is immutable: each registration makes a new table.
+"""The table of the registry. It is immutable: each registration makes a new table.
 
-Threads, and the one table that the process uses, are the concern of `kvref.registry`.
+`kvref.registry` holds the table that the process uses, and makes changes safe for threads.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ ManagerClass = type[SingleTypeKVCacheManager]
 
 @dataclass(frozen=True)
 class KVCacheSpecMetadata:
-    """The entry of a spec class.
+    """The entry of a spec class in the registry.
 
     Raises:
-        RegistrationError: at construction, if a value is not a spec class or not a manager class where one is
-            needed, or if the base is neither the class nor one of its ancestors.
+        RegistrationError: at construction, if `kvcache_spec_cls` or `uniform_type_base_spec` is no spec
+            class, if `manager_class` is no manager class, or if the uniform base is neither the spec class
+            nor one of its ancestors.
     """
 
     kvcache_spec_cls: SpecClass
     manager_class: ManagerClass
-    """Runs the block tables of the class, and of subclasses without an entry of their own."""
+    """The manager for specs of this class, and of subclasses without an entry of their own."""
     uniform_type_base_spec: SpecClass
-    """The uniform base: classes with the same base may share a group, whatever their page sizes."""
+    """The uniform base. Specs are uniform only if their classes have the same base; see `kvref.uniform`."""
 
     def __post_init__(self) -> None:
         spec_class, base = self.kvcache_spec_cls, self.uniform_type_base_spec
@@ -57,23 +58,24 @@ class KVCacheSpecMetadata:
 
 @dataclass(frozen=True)
 class SpecTable:
-    """Entries and substitutes. Each change returns a new table, or raises."""
+    """The entries and substitutes of the registry. A method that changes something returns a new table."""
 
     registered: Mapping[SpecClass, KVCacheSpecMetadata]
-    """Entries as given to `register`. To register one again is no conflict, even after `override`."""
+    """The entries as they were registered, without overrides. A registration conflicts only if it differs
+    from the entry here."""
     entries: Mapping[SpecClass, KVCacheSpecMetadata]
-    """Entries of the same classes as look-ups return them: with overrides."""
+    """The entries that look-ups return: those in `registered`, changed by overrides."""
     substitutes: Mapping[SpecClass, SpecClass]
-    """For a class, the subclass that its layers are planned as."""
+    """For each substituted class, its substitute: a subclass."""
     platforms: frozenset[type[Platform]]
-    """The platforms whose registrations the table has."""
+    """The platforms whose hooks have run. The table includes what they registered."""
 
     def find(self, spec_class: SpecClass) -> KVCacheSpecMetadata | None:
-        """The entry of the class, or else of the nearest ancestor in its MRO that has one."""
+        """The entry of the class, or of the nearest ancestor in its MRO that has an entry."""
         return next((self.entries[each] for each in spec_class.__mro__ if each in self.entries), None)
 
     def resolve(self, spec: KVCacheSpec) -> KVCacheSpec:
-        """The spec itself. If its class has a substitute, a spec of the last substitute with equal fields."""
+        """The spec, rebuilt as its class's substitute if there is one; see `KVCacheSpecRegistry.resolve`."""
         spec_class = type(spec)
         while spec_class in self.substitutes:
             spec_class = self.substitutes[spec_class]
@@ -82,7 +84,7 @@ class SpecTable:
         return spec_class(**{name: getattr(spec, name) for name in _parameters(type(spec))})
 
     def register(self, entry: KVCacheSpecMetadata) -> SpecTable:
-        """The table with one more entry; the same table if the class has this entry already."""
+        """The table with this entry added. If the table has this entry already, the table itself."""
         spec_class = entry.kvcache_spec_cls
         present = self.registered.get(spec_class)
         if present == entry:
@@ -105,7 +107,7 @@ class SpecTable:
         uniform_type_base_spec: SpecClass | None,
         substitute: SpecClass | None,
     ) -> SpecTable:
-        """The table with another manager, base or substitute of the class. None keeps the present one."""
+        """The table with a new manager, base or substitute for the class. None keeps the present one."""
         _require_subclass(spec_class, KVCacheSpec, "kvcache_spec_cls")
         present = self.entries.get(spec_class)
         if present is None:
@@ -129,7 +131,6 @@ class SpecTable:
         return replace(self, entries={**self.entries, spec_class: entry}, substitutes=substitutes)
 
     def remove_substitute(self, spec_class: SpecClass) -> SpecTable:
-        """The table without the substitute of the class."""
         _require_subclass(spec_class, KVCacheSpec, "kvcache_spec_cls")
         if spec_class not in self.substitutes:
             raise RegistrationError(f"{spec_class.__name__} has no substitute to remove")
@@ -138,10 +139,10 @@ class SpecTable:
 
 
 def _check_substitute(spec_class: SpecClass, substitute: SpecClass) -> None:
-    """Raise `RegistrationError` if some spec of `spec_class` could not be rebuilt as a `substitute`."""
+    """Raise `RegistrationError` unless every spec of `spec_class` can be rebuilt as a `substitute`."""
     name = spec_class.__name__
     _require_subclass(substitute, spec_class, f"the substitute of {name}")
-    # Each substitute derives from the class before it, so no chain of them is a loop.
+    # Each substitute derives from the class that it replaces, so a chain of substitutes is never a loop.
     if substitute is spec_class:
         raise RegistrationError(f"{name} cannot be its own substitute: give a class derived from it")
     given, accepted = _parameters(spec_class), _parameters(substitute)

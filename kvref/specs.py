@@ -1,12 +1,13 @@
 """KV-cache specs: what a layer stores in one block, and how many bytes that takes.
 
-Names and fields follow vLLM V1. A spec is immutable, picklable and hashable, and construction checks it.
-Sizes are bytes of a *page*, which is one block of one layer. Lengths are tokens.
+Names and fields follow vLLM V1. A spec is immutable, picklable and hashable, and its constructor checks the
+fields. The bytes of one block in one layer are a *page*. Page sizes are in bytes, block sizes and other
+lengths in tokens.
 
 A *state* is what the cache stores for `tokens_per_state` tokens. In ordinary attention that is the K and V of
 one token.
 
-This module knows neither managers nor the registry; `kvref.registry` knows both.
+This module does not import managers or the registry; `kvref.registry` connects them with specs.
 """
 
 from __future__ import annotations
@@ -46,18 +47,19 @@ __all__ = [
 ]
 
 MergeRule = Callable[[Sequence[Any]], Any]
-"""Merges the values that the specs have in one field into one value. Raises ValueError to refuse."""
+"""Takes the values that several specs have in one field, and returns the value of the merged spec. Raises
+ValueError if the values cannot be merged."""
 
 _SCALE_BYTES = torch.float32.itemsize
 _MAMBA_CACHE_MODES = ("none", "all", "align")
 _STEPS_IN_FLIGHT = 2
-"""Steps in flight at a time with asynchronous scheduling."""
+"""How many steps are in flight at a time with asynchronous scheduling."""
 
 
 class KVQuantMode(IntEnum):
-    """The quantisation modes of vLLM, with its names and numbers.
+    """The quantisation modes of vLLM, with vLLM's names and numbers.
 
-    A platform may have others: `AttentionSpec.kv_quant_mode` also takes a string.
+    A platform may have other modes: `AttentionSpec.kv_quant_mode` also takes a string.
     """
 
     NONE = 0
@@ -75,24 +77,24 @@ class KVQuantMode(IntEnum):
 
     @property
     def is_per_token_head(self) -> bool:
-        """Whether the page has a float32 scale for the K and the V of each token and head."""
+        """Whether each K vector and each V vector of a token and head has a float32 scale in the page."""
         return self.name.endswith("_PER_TOKEN_HEAD")
 
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """The engine's settings that bound how many blocks a request can hold.
+    """The engine's limits that bound how many blocks a request can hold.
 
     Raises:
-        InvalidSpecError: at construction, if a field is no int or out of range.
+        InvalidSpecError: at construction, if a field is no int or too small.
     """
 
     max_model_len: int
-    """Tokens of the longest request: prompt and output."""
+    """The most tokens that a request can have, prompt and output together."""
     max_in_flight_tokens: int
-    """Tokens that may be in flight at a time, over all steps."""
+    """The most tokens that can be in flight at a time, over all steps."""
     max_encoder_tokens: int = 0
-    """Encoder tokens of one request, for cross attention."""
+    """The most encoder tokens that a request can have, for cross attention."""
 
     def __post_init__(self) -> None:
         _require_int(self, "max_model_len")
@@ -101,10 +103,10 @@ class MemoryLimits:
 
 
 def one_if_any(values: Sequence[Any]) -> Any:
-    """Merge rule: the one value that is not None, or None if all are None.
+    """Merge rule that ignores None: all other values must be equal. Returns None if all are None.
 
     Raises:
-        ValueError: there are several such values.
+        ValueError: there are different values.
     """
     given = list(dict.fromkeys(value for value in values if value is not None))
     if len(given) > 1:
@@ -118,23 +120,23 @@ class KVCacheSpec:
 
     A subclass defines the size of a page (`unpadded_page_size_bytes`, `page_size_bytes`) and the memory of
     one request (`max_memory_usage_bytes`), and checks its own fields in `check_fields`. Copies, merges and
-    comparisons cover all dataclass fields, a vendor's own fields included.
+    comparisons use all dataclass fields, including those that a vendor adds.
 
     Raises:
-        InvalidSpecError: at construction, if a field is impossible. The message names class, field and value.
+        InvalidSpecError: at construction, if a field is invalid. The message names class, field and value.
     """
 
     block_size: int
     """Tokens in a block."""
 
     merge_rules: ClassVar[Mapping[str, MergeRule]] = {}
-    """The fields in which merged specs may differ, and how to merge them. All others must be equal."""
+    """For each field that may differ among specs to merge: how to merge it. Other fields must be equal."""
 
     def __post_init__(self) -> None:
         self.check_fields()
 
     def check_fields(self) -> None:
-        """Check each field on its own. A subclass calls `super().check_fields()` first.
+        """Check the fields. A subclass calls `super().check_fields()` first.
 
         Raises:
             InvalidSpecError: a field has the wrong type, or is out of range.
@@ -143,7 +145,7 @@ class KVCacheSpec:
 
     @property
     def unpadded_page_size_bytes(self) -> int:
-        """Bytes of a page that carry content."""
+        """Bytes of a page without padding."""
         raise NotImplementedError(f"{type(self).__name__} must define unpadded_page_size_bytes")
 
     @property
@@ -153,33 +155,33 @@ class KVCacheSpec:
 
     @property
     def uniform_key(self) -> Hashable:
-        """Two specs with the same uniform base are uniform if their keys are equal (`kvref.uniform`)."""
+        """Specs with the same uniform base are uniform if they also have equal keys; see `kvref.uniform`."""
         return ()
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """The most bytes that one request can take in this layer, in whole pages."""
+        """The most bytes that one request can take in this layer. The number is a whole number of pages."""
         raise NotImplementedError(f"{type(self).__name__} must define max_memory_usage_bytes")
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
-        """The most blocks that any request needs at a time; None if the number grows with its length."""
+        """The most blocks that a request needs at a time; None if longer requests always need more."""
         return None
 
     def copy_with_new_block_size(self, block_size: int) -> Self:
-        """The same spec with another block size. Derived values, padding for example, are computed anew.
+        """The same spec with another block size. Derived values such as padding are computed anew.
 
         vLLM stores derived padding in the spec, so its copies keep the padding of the old size (PR 31635).
 
         Raises:
-            InvalidSpecError: the spec is impossible at that size, for example because `page_size_padded` is
-                too small.
+            InvalidSpecError: the new block size makes the spec invalid: `page_size_padded` is too small, for
+                example.
         """
         return dataclasses.replace(self, block_size=block_size)
 
     @classmethod
     def merge(cls, specs: Sequence[Self]) -> Self:
-        """Merge the specs of a group's layers into one that keeps every field. Their order does not matter.
+        """Merge the specs of several layers into one. The order of the specs does not matter.
 
-        All specs must be of one class, so a merge never drops the fields of a subclass. They must be equal in
+        All specs must be of one class, so a merge never loses the fields of a subclass. They must be equal in
         every field that has no rule in `merge_rules`.
 
         Raises:
@@ -197,7 +199,7 @@ class KVCacheSpec:
                 "subclass, and put the others in groups of their own"
             )
         changes: dict[str, Any] = {}
-        # A vendor's field with compare=False is no part of the value, so it may differ.
+        # A vendor's field with compare=False does not count in comparisons, so it may differ.
         for field in [field for field in dataclasses.fields(first) if field.compare]:
             values = [getattr(spec, field.name) for spec in specs]
             try:
@@ -238,9 +240,9 @@ class PaddedKVCacheSpec(KVCacheSpec):
     """
 
     page_size_padded: int | None = None
-    """Bytes of a page, set by the platform; None derives them from the content and `alignment`."""
+    """Bytes of a page, as set by the platform. None means: the content rounded up to `alignment`."""
     alignment: int | None = None
-    """The page is a multiple of this many bytes; None means no alignment."""
+    """The page size is a multiple of this many bytes; None means no alignment."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -266,9 +268,9 @@ class PaddedKVCacheSpec(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of a page: `page_size_padded`, or else the content rounded up to `alignment`.
+        """Bytes of a page: `page_size_padded`, or if that is None, the content rounded up to `alignment`.
 
-        This is computed at each call and never stored, so a copy never has the padding of another block size.
+        The property computes the size anew each time. So a copy never has the padding of another block size.
         """
         if self.page_size_padded is not None:
             return self.page_size_padded
@@ -281,25 +283,26 @@ class AttentionSpec(PaddedKVCacheSpec):
     """A layer that stores K and V for each token and head. All kinds of attention derive from this class.
 
     Raises:
-        InvalidSpecError: at construction, also if a block does not hold a whole number of states.
+        InvalidSpecError: at construction, if a field is invalid, or if a block does not hold a whole number
+            of states.
     """
 
     num_kv_heads: int
     head_size: int
-    """Values in a K vector."""
+    """Number of values in a K vector."""
     dtype: torch.dtype
     """Dtype of the stored values."""
     head_size_v: int = cast(int, None)
-    """Values in a V vector. None means `head_size`, and 0 means that there is no V."""
+    """Number of values in a V vector. None means `head_size`, and 0 means that there is no V."""
     kv_quant_mode: KVQuantMode | str = KVQuantMode.NONE
-    """How values are quantised. A platform's own mode is a string, and needs `state_content_bytes`."""
+    """How values are quantised. A string is a platform's own mode, and requires `state_content_bytes`."""
     state_content_bytes: int | None = None
-    """Bytes of one state of one head if K and V are packed, scales included; None means dense K and V."""
+    """Bytes of one state of one head, scales included, if K and V are packed. None: they are not packed."""
     tokens_per_state: int | Fraction = 1
-    """Tokens per state: more than 1 if tokens are compressed, less than 1 for several states a token."""
+    """Tokens per state. More than 1 if tokens are compressed; less than 1 if a token has several states."""
 
     def __post_init__(self) -> None:
-        # A default that is left out and one that is written out must give equal specs.
+        # A spec without head_size_v must equal a spec with head_size_v=head_size.
         if self.head_size_v is None:
             object.__setattr__(self, "head_size_v", self.head_size)
         super().__post_init__()
@@ -328,19 +331,19 @@ class AttentionSpec(PaddedKVCacheSpec):
 
     @property
     def num_states(self) -> int:
-        """States in a block."""
+        """Number of states in a block."""
         return int(self.block_size // self.tokens_per_state)
 
     @property
     def packed_state_bytes(self) -> int | None:
-        """Bytes of one state of one head if it is packed, else None."""
+        """Bytes of one state of one head if K and V are packed, else None."""
         return self.state_content_bytes
 
     @property
     def state_content_size_bytes(self) -> int:
         """Bytes of one state of one head: K, V, and the scales of per-token-head quantisation.
 
-        vLLM 0.32 leaves the scales out, so its pages are too small unless a backend gives the size itself.
+        vLLM 0.32 leaves out the scales. So its pages are too small unless a backend sets the size itself.
         """
         if self.packed_state_bytes is not None:
             return self.packed_state_bytes
@@ -352,7 +355,7 @@ class AttentionSpec(PaddedKVCacheSpec):
 
     @property
     def unpadded_page_size_bytes(self) -> int:
-        """Bytes of a page that carry content: heads x states x bytes of one state of one head."""
+        """Bytes of a page without padding: heads x states x bytes of one state of one head."""
         return self.num_kv_heads * self.num_states * self.state_content_size_bytes
 
 
@@ -360,8 +363,9 @@ class AttentionSpec(PaddedKVCacheSpec):
 class FullAttentionSpec(AttentionSpec):
     """Attention over all earlier tokens: a request keeps every block until it ends.
 
-    A kernel may attend only to a window or a chunk although the cache keeps all tokens. The spec then records
-    `sliding_window` or `attention_chunk_size`. It merges with specs that set neither.
+    A kernel may attend only to a window or a chunk, although the cache keeps all tokens. The spec then
+    records `sliding_window` or `attention_chunk_size`. A spec that records one of them merges with specs that
+    record neither.
     """
 
     sliding_window: int | None = None
@@ -408,10 +412,10 @@ class HiddenStateCacheSpec(MLAAttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TQFullAttentionSpec(FullAttentionSpec):
-    """Full attention that packs K and V of one token and head into a slot (vLLM up to 0.27)."""
+    """Full attention that packs K and V of one token and head into one *slot* (vLLM up to 0.27)."""
 
     tq_slot_size: int = 0
-    """Bytes of a slot; 0 means dense K and V."""
+    """Bytes of a slot; 0 means that K and V are not packed."""
 
     def check_fields(self) -> None:
         super().check_fields()
@@ -429,7 +433,7 @@ class TQFullAttentionSpec(FullAttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkFullAttentionSpec(FullAttentionSpec):
-    """Full attention, also to `sink_len` sink tokens, which are stored once for all requests."""
+    """Full attention with `sink_len` additional sink tokens, which are stored once for all requests."""
 
     sink_len: int = 0
 
@@ -438,7 +442,7 @@ class SinkFullAttentionSpec(FullAttentionSpec):
         _require_int(self, "sink_len", 0)
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """The bytes of full attention, and those of the sink blocks, which every request needs."""
+        """The bytes of full attention plus the bytes of the sink blocks, which every request needs."""
         sinks = _cdiv(self.sink_len, self.block_size) * self.page_size_bytes
         return super().max_memory_usage_bytes(limits) + sinks
 
@@ -449,7 +453,7 @@ class SlidingWindowSpec(AttentionSpec):
 
     sliding_window: int
     extra_retained_tokens: int = 0
-    """Tokens before the window that stay, for draft models that compute the last tokens again."""
+    """Tokens before the window that are kept for draft models, which compute the last tokens again."""
 
     def check_fields(self) -> None:
         super().check_fields()
@@ -463,7 +467,7 @@ class SlidingWindowSpec(AttentionSpec):
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
         """Enough blocks for the window before the next token and for the tokens in flight.
 
-        That is one block more than these tokens fill, because the window may start within a block.
+        One more block is counted than these tokens fill, because the window may start within a block.
         """
         window = self.sliding_window - 1 + self.extra_retained_tokens
         return _cdiv(min(window + max_in_flight_tokens, max_model_len), self.block_size) + 1
@@ -491,7 +495,7 @@ class SlidingWindowMLASpec(SlidingWindowSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedLocalAttentionSpec(AttentionSpec):
-    """Attention within chunks: a token attends to the earlier tokens of its own chunk."""
+    """Attention within chunks: a token attends to itself and the earlier tokens of its own chunk."""
 
     attention_chunk_size: int
 
@@ -504,9 +508,9 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
         return "attention_chunk_size", self.attention_chunk_size
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
-        """Enough blocks for one chunk and the tokens in flight, but no more than the longest request has.
+        """Enough blocks for one chunk and the tokens in flight, but at most those of the longest request.
 
-        If a chunk can start within a block, that is one block more. (vLLM does not count that block.)
+        If a chunk can start within a block, one more block is counted. (vLLM does not count that block.)
         """
         tokens = self.attention_chunk_size + max_in_flight_tokens
         unaligned = self.attention_chunk_size % self.block_size != 0
@@ -536,19 +540,20 @@ class EncoderOnlyAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class MambaSpec(PaddedKVCacheSpec):
-    """A recurrent layer: a block is one snapshot of its states, however many tokens the block has.
+    """A recurrent layer: a block holds one snapshot of the layer's states, whatever the block size.
 
     `block_size` is the number of tokens from one snapshot to the next.
     """
 
     shapes: tuple[tuple[int, ...], ...]
-    """Shape of each state tensor of the layer."""
+    """The shape of each state tensor of the layer."""
     dtypes: tuple[torch.dtype, ...]
-    """Dtype of each state tensor."""
+    """The dtype of each state tensor of the layer."""
     mamba_type: str = "mamba2"
     """Name of the kind of layer, for the backend."""
     mamba_cache_mode: str = "none"
-    """Snapshots for prefix caching: "none", "all" (at the end of each block), "align" (at ends of steps)."""
+    """When snapshots are taken for prefix caching: "none" (never), "all" (at the end of each block) or
+    "align" (at the end of a step)."""
     num_speculative_blocks: int = 0
     """Additional blocks of a request, for the states of draft tokens."""
 
@@ -576,7 +581,7 @@ class MambaSpec(PaddedKVCacheSpec):
 
     @property
     def unpadded_page_size_bytes(self) -> int:
-        """Bytes of one snapshot: all states of the layer."""
+        """Bytes of one snapshot: of all states of the layer."""
         states = zip(self.shapes, self.dtypes, strict=True)
         return sum(prod(shape) * dtype.itemsize for shape, dtype in states)
 
@@ -587,9 +592,9 @@ class MambaSpec(PaddedKVCacheSpec):
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
         """The bytes of the running state, the states that steps in flight write, and the speculative blocks.
 
-        In mode "align" a step writes one new state, and each step in flight still reads the state before it.
-        In the other modes each `block_size` tokens have their own block. A request then holds the block of
-        the last computed token and the blocks of the tokens in flight.
+        In mode "align", a step writes one new state, and each step in flight still reads the state before it.
+        In the other modes, each `block_size` tokens have a block of their own. A request then holds the block
+        of the last computed token and the blocks of the tokens in flight.
         """
         if self.mamba_cache_mode == "align":
             states = 1 + _STEPS_IN_FLIGHT
@@ -602,7 +607,10 @@ class MambaSpec(PaddedKVCacheSpec):
 
 
 class _LayerSpecs(Mapping[str, KVCacheSpec]):
-    """An immutable mapping. Unlike `MappingProxyType` it can be pickled, copied and hashed."""
+    """An immutable mapping from layer names to specs.
+
+    Unlike `MappingProxyType` it can be pickled, copied and hashed.
+    """
 
     __slots__ = ("_specs",)
 
@@ -627,15 +635,17 @@ class _LayerSpecs(Mapping[str, KVCacheSpec]):
 
 @dataclass(frozen=True, kw_only=True)
 class UniformTypeKVCacheSpecs(KVCacheSpec):
-    """The composite: uniform layers in one group, each with its own page size (see `kvref.uniform`).
+    """The *composite*: specs of uniform layers in one group, each with its own page size.
+
+    See `kvref.uniform` for which layers are uniform.
 
     Raises:
-        InvalidSpecError: at construction, if there are no layers, if one is a composite itself, or if block
-            sizes differ.
+        InvalidSpecError: at construction, if there are no layers, if a layer's spec is a composite itself, or
+            if block sizes differ.
     """
 
     kv_cache_specs: Mapping[str, KVCacheSpec]
-    """The spec of each layer, by its name. The mapping is copied, and the copy is immutable."""
+    """The spec of each layer, by the layer's name. The composite keeps an immutable copy of the mapping."""
 
     def __post_init__(self) -> None:
         _require_type(self, "kv_cache_specs", Mapping)
@@ -660,11 +670,11 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of a block in all layers together."""
+        """Bytes of one block in all layers together."""
         return sum(spec.page_size_bytes for spec in self.kv_cache_specs.values())
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """The number of blocks of the layer that needs most, times the bytes of a block in all layers."""
+        """The blocks of the layer that needs most blocks, times the bytes of one block in all layers."""
         specs = self.kv_cache_specs.values()
         blocks = max(_cdiv(spec.max_memory_usage_bytes(limits), spec.page_size_bytes) for spec in specs)
         return blocks * self.page_size_bytes
@@ -676,7 +686,7 @@ def _cdiv(dividend: int, divisor: int) -> int:
 
 def _require_int(owner: object, field: str, minimum: int = 1) -> None:
     value = getattr(owner, field)
-    # By exact type: bools and enum members are ints too, but never a size.
+    # Compare the exact type: bools and enum members are ints, too, but no sizes.
     if type(value) is not int or value < minimum:
         raise InvalidSpecError(
             f"{type(owner).__name__}.{field} must be an int of at least {minimum}, not {value!r}"

@@ -4,7 +4,7 @@
     share_kv_caches(caches, shared_kv_cache_layers)
     bind_kv_cache(caches, forward_context)
 
-`init_kv_cache` does all three, after it has added the sharing layers to their groups.
+`init_kv_cache` adds the sharing layers to their groups, and then makes these three calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 KVCache: TypeAlias = torch.Tensor | list[torch.Tensor]
-"""The cache of a layer: one tensor with the axes of the layout, or a list with one for each state."""
+"""The cache of a layer: one tensor with the axes of the layout, or for a recurrent layer a list with one
+tensor for each state."""
 
 
 _MAX_TENSOR_BYTES = torch.iinfo(torch.int64).max
@@ -51,13 +52,12 @@ class KVCaches:
 
     placement: KVCachePlacement
     buffers: tuple[torch.Tensor, ...]
-    """All memory of the cache: one-dimensional int8 tensors."""
+    """All memory of the cache, as one-dimensional int8 tensors."""
     layers: dict[str, KVCache]
-    """The cache of each layer by name, sharing layers included."""
+    """The cache of each layer, by the layer's name. Sharing layers are included."""
 
     @property
     def num_bytes(self) -> int:
-        """The size of all buffers together, in bytes."""
         return sum(self.placement.buffers)
 
 
@@ -71,10 +71,11 @@ def allocate_kv_cache(
 ) -> KVCaches:
     """Allocate the memory of a configuration, all zero, and make each layer's views of it.
 
-    There is one buffer for each tensor, or one for all: see `place_kv_caches` for this and for the arguments.
+    There is one buffer for each tensor of the configuration, or one buffer for all of them. See
+    `place_kv_caches` for the arguments.
 
     Raises:
-        InvalidConfigError: as `place_kv_caches`.
+        InvalidConfigError: as in `place_kv_caches`.
         OutOfCacheMemoryError: the device has too little memory. Nothing stays allocated.
     """
     # Allocate first: a GPU zeroes the memory while the host computes the placement.
@@ -86,7 +87,7 @@ def allocate_kv_cache(
             kv_cache_config, layout, kernel_block_sizes=kernel_block_sizes, contiguous=contiguous
         )
     except InvalidConfigError:
-        del buffers  # else the traceback keeps them alive
+        del buffers  # otherwise the traceback keeps the memory alive
         raise
     return reshape_kv_cache(placement, buffers)
 
@@ -102,7 +103,7 @@ def reshape_kv_cache(placement: KVCachePlacement, buffers: Sequence[torch.Tensor
         InvalidConfigError: the buffers do not meet these conditions.
     """
     _check_buffers(buffers, placement.buffers)
-    # View a buffer as a dtype once for all layers.
+    # Make the view of a buffer with a dtype once, for all layers that need it.
     typed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     layers: dict[str, KVCache] = {}
     for name, (buffer, start, pages) in placement.layers.items():
@@ -156,7 +157,8 @@ def allocate_buffers(
     """Allocate one-dimensional int8 tensors of these sizes in bytes, all zero.
 
     Args:
-        describe: gets the number of a buffer, and returns what it is for and where it is, for an error.
+        describe: takes the index of a buffer and returns text for an error: what the buffer is for, and where
+            it is.
 
     Raises:
         OutOfCacheMemoryError: the device has too little memory. Nothing stays allocated.
@@ -202,7 +204,7 @@ def _free_bytes(device: torch.device) -> int:
         with open("/proc/meminfo", encoding="ascii") as lines:
             [available] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
         return int(available) * 1024
-    except (OSError, ValueError):  # no such file: take all memory, so that nothing is refused wrongly
+    except (OSError, ValueError):  # no such file: assume that all memory is free
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -213,7 +215,7 @@ def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, st
         shared_kv_cache_layers: the target of each sharing layer.
 
     Raises:
-        KVSharingError: as `resolve_kv_sharing`. Nothing has changed.
+        KVSharingError: as in `resolve_kv_sharing`. Nothing has changed.
     """
     placement = kv_caches.placement
     owners = resolve_kv_sharing(
@@ -225,16 +227,16 @@ def share_kv_caches(kv_caches: KVCaches, shared_kv_cache_layers: Mapping[str, st
 def bind_kv_cache(kv_caches: KVCaches, forward_context: Mapping[str, object]) -> None:
     """Set the attribute `kv_cache` of each layer to its cache.
 
-    Every layer of every group must have a cache, except those in the configuration's
-    `runner_only_attn_layers`.
+    Every layer of every group must have a cache. Only layers in the configuration's `runner_only_attn_layers`
+    that share no cache need none.
 
     Args:
         forward_context: the layers of the model by name. Layers without a cache are left alone.
 
     Raises:
         InvalidConfigError: a layer of a group has no cache, or a layer with a cache is in no group or not in
-            the model. Nothing has changed then. Also if a layer does not accept the attribute. Then the
-            layers before it keep theirs.
+            the model; then nothing has changed. Or a layer does not accept the attribute; then the layers
+            before it keep their new `kv_cache`.
     """
     config, bound = kv_caches.placement.config, kv_caches.layers.keys()
     grouped = {name for group in config.kv_cache_groups for name in group.layer_names}
@@ -269,13 +271,13 @@ def init_kv_cache(
     """Allocate the KV cache of a model, and set each layer's `kv_cache`, sharing layers included.
 
     Args:
-        forward_context: the layers of the model by name. Their attribute `kv_sharing_target_layer_name` says
-            which of them share.
+        forward_context: the layers of the model by name. A layer shares if its attribute
+            `kv_sharing_target_layer_name` names a target.
         layout, kernel_block_sizes, contiguous: as in `place_kv_caches`.
 
     Raises:
-        KVSharingError: as `resolve_kv_sharing`.
-        InvalidConfigError: as `place_kv_caches` and `bind_kv_cache`.
+        KVSharingError: as in `resolve_kv_sharing`.
+        InvalidConfigError: as in `place_kv_caches` and `bind_kv_cache`.
         OutOfCacheMemoryError: the device has too little memory. Nothing stays allocated.
     """
     shared = get_shared_kv_cache_layers(forward_context)

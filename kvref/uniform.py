@@ -1,7 +1,8 @@
-"""Which layers are uniform: they always need the same number of token slots, so they may share a group.
+"""Which layers are *uniform*: they always need the same number of token slots, so they may share a group.
 
-Two specs are uniform if the registry has the same uniform base for both and their `uniform_key`s are equal.
-So the order of the layers does not matter. (vLLM asks only the first spec, which may lack fields of others.)
+Two specs are uniform if the registry has the same uniform base for both, and if their `uniform_key`s are
+equal. So the order of the layers does not matter. (vLLM asks only the first spec, which may lack fields that
+other specs have.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def is_uniform_with_collection(kv_cache_spec: KVCacheSpec, kv_cache_specs: Mappi
 
 
 def is_uniform_type(kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
-    """Whether the layers are uniform and have one block size. False if there are no layers.
+    """Whether all layers are uniform and have the same block size. False if there are no layers.
 
     Raises:
         UnregisteredSpecError: the spec of a layer is not registered.
@@ -43,13 +44,13 @@ def is_uniform_type(kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
     if not kv_cache_specs:
         return False
     first = next(iter(kv_cache_specs.values()))
-    # Ask this before comparing block sizes, so that an unregistered spec is refused in any case.
+    # Before the block sizes are compared: an unregistered spec must raise in any case.
     uniform = is_uniform_with_collection(first, kv_cache_specs)
     return uniform and len({spec.block_size for spec in kv_cache_specs.values()}) == 1
 
 
 def get_uniform_type_specs(kv_cache_specs: Mapping[str, KVCacheSpec]) -> UniformTypeKVCacheSpecs | None:
-    """The composite of the layers; None if they are not uniform or have several block sizes.
+    """The composite of the layers; None if they are not uniform or have different block sizes.
 
     Raises:
         UnregisteredSpecError: the spec of a layer is not registered.

@@ -1,7 +1,8 @@
-"""The cache manager, fast: most steps of a request change neither its block tables nor the prefix cache.
+"""The fast cache manager: `allocate_slots` returns at once if a step changes nothing.
 
-A request is *settled* up to a number of tokens if, until it has that many, its tables are long enough and no
-block gets a key or becomes free. A step that stays within that number is answered at once.
+Most steps of a request change neither its block tables nor the prefix cache. A request is *settled* up to n
+tokens if this holds for every step that ends with at most n tokens: the block tables are long enough, no
+block gets a key, and no block becomes free. For such a step, `allocate_slots` does not call the managers.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _LEFT_OUT = (
     "cache_blocks",
     "_num_new_blocks",
 )
-"""The methods of a manager that a settled step does not call."""
+"""The methods of a manager that `allocate_slots` does not call for a settled request."""
 
 
 class KVCacheManager(cache.KVCacheManager):
-    """Does what the plain one does: see `kvref.cache.KVCacheManager`."""
+    """Gives the same answers as `kvref.cache.KVCacheManager`, in less time."""
 
     block_pool_class = BlockPool
 
@@ -40,7 +41,7 @@ class KVCacheManager(cache.KVCacheManager):
         self._smallest_block_size = min((manager.block_size for manager in managers), default=1)
         self._can_settle = all(has_base_steps(type(manager)) for manager in managers)
         self._settled: dict[str, int] = {}
-        """Up to how many tokens each request is settled; 0 if the next step may change something."""
+        """For each request, the number of tokens up to which it is settled; 0 if it is not settled."""
 
     def allocate_slots(
         self,
@@ -68,7 +69,7 @@ class KVCacheManager(cache.KVCacheManager):
                 or full_sequence_must_fit
             )
         ):
-            # A later step of a request: only its hashes must be checked.
+            # A later step of a running request. Of all checks, it needs only that of the hashes.
             if computed + num_new_tokens + num_lookahead_tokens <= settled:
                 return self.empty_kv_cache_blocks
             self._check_hashes(request)
@@ -107,7 +108,10 @@ class KVCacheManager(cache.KVCacheManager):
         super().free(request)
 
     def _settle(self, request_id: str, num_tokens: int) -> None:
-        """Record up to where a request with slots for these tokens is settled. 0 means not at all."""
+        """Record up to how many tokens a request is settled, now that it has slots for `num_tokens`.
+
+        The method tries only one number: the last one before another block of the smallest size becomes full.
+        """
         size = self._smallest_block_size
         last = min(num_tokens // size * size + size - 1, self.max_model_len)
         tokens = TokenCounts(last, last)
@@ -119,15 +123,18 @@ class KVCacheManager(cache.KVCacheManager):
 
 
 def has_base_steps(kind: type[SingleTypeKVCacheManager]) -> bool:
-    """Whether a manager class overrides none of the methods that a settled step does not call.
+    """Whether a manager class overrides none of the methods in `_LEFT_OUT`.
 
-    If a class has its own rules, nothing is known of what a step of it changes.
+    If a class overrides one of them, `is_settled` cannot know what a step of that class changes.
     """
     return all(getattr(kind, name) is getattr(SingleTypeKVCacheManager, name) for name in _LEFT_OUT)
 
 
 def is_settled(manager: SingleTypeKVCacheManager, request_id: str, tokens: TokenCounts) -> bool:
-    """Whether a request is settled up to these tokens in the group of a manager with base steps."""
+    """Whether a request is settled up to these tokens in the manager's group.
+
+    The manager's class must have base steps (`has_base_steps`).
+    """
     num_tokens = tokens.num_tokens
     num_cached = manager.num_cached_block[request_id]
     return (
@@ -135,6 +142,6 @@ def is_settled(manager: SingleTypeKVCacheManager, request_id: str, tokens: Token
         and (
             num_tokens // manager.block_size <= num_cached or manager._num_to_cache(num_tokens) <= num_cached
         )
-        # At least one of the tokens is still to be computed.
+        # - 1: the step computes at least one of these tokens, so fewer are computed before it.
         and manager._num_skipped_blocks(num_tokens - 1) <= manager._num_nulled[request_id]
     )

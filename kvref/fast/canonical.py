@@ -1,4 +1,4 @@
-"""The canonical view, fast: on a CUDA device blocks are copied in one launch, whatever their number."""
+"""The fast canonical view: on a CUDA device, one launch copies any number of blocks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["CanonicalKVCaches", "copy_blocks", "register_kv_caches"]
 
 @dataclass(frozen=True)
 class CanonicalKVCaches(canonical.CanonicalKVCaches):
-    """The plain view, with the addresses of each group's rows in the device's memory."""
+    """The plain canonical view, together with the device addresses of the rows of each group."""
 
     @property
     def row_tables(self) -> tuple[RowTable, ...]:
-        """For each group, the addresses of the rows of its references."""
+        """For each group, the addresses of the rows that hold the content of its layers."""
         return self._row_tables
 
     @cached_property
@@ -33,12 +33,12 @@ class CanonicalKVCaches(canonical.CanonicalKVCaches):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        """The state to copy or pickle, without the addresses: a copy has memory of its own."""
+        """The state for copying and pickling. It has no row tables, because a copy has memory of its own."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
-    """Make the canonical view as `kvref.canonical.register_kv_caches` does, with this class."""
+    """Make the canonical view like `kvref.canonical.register_kv_caches`, but of the fast class."""
     made = canonical.register_kv_caches(kv_caches)
     return CanonicalKVCaches(made.tensors, made.group_data_refs)
 
@@ -49,7 +49,7 @@ def copy_blocks(
     group: int,
     block_pairs: Sequence[tuple[int, int]],
 ) -> None:
-    """Copy as `kvref.canonical.copy_blocks` does, in one launch if the order of copies does not matter."""
+    """Copy blocks like `kvref.canonical.copy_blocks`, but with a single launch if that is possible."""
     if isinstance(source, CanonicalKVCaches) and isinstance(destination, CanonicalKVCaches):
         check_blocks(source, group, [block for block, _ in block_pairs])
         check_blocks(destination, group, [block for _, block in block_pairs])

@@ -1,4 +1,4 @@
-"""Copies rows on a CUDA device in one launch, if that is possible."""
+"""Copies rows of tensors on a CUDA device with one kernel launch, if that is possible."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ __all__ = ["RowTable", "copied_in_one_launch"]
 
 
 class RowTable(NamedTuple):
-    """Where the rows of several tensors of one device are in memory."""
+    """The addresses of the rows of several tensors on one device."""
 
     addresses: torch.Tensor
     """int64, of shape (tensors, 3), on that device. For each tensor: the address of row 0, the bytes from one
-    row to the next, and how many bytes of a row count."""
+    row to the next, and the bytes to copy from the start of each row."""
     sizes: tuple[int, ...]
-    """How many bytes of a row count, for each tensor."""
+    """For each tensor, the bytes to copy from the start of each row."""
     aligned: bool
-    """Whether all these numbers are multiples of 16."""
+    """Whether all numbers in `addresses` are multiples of 16."""
 
     @classmethod
     def of(cls, rows: Sequence[tuple[torch.Tensor, int]], device: torch.device) -> RowTable:
-        """Make the table of tensors on this device. Each comes with the number of bytes of a row that count.
+        """Make the table of tensors on this device.
 
-        The tensors have two dimensions, and elements of one byte.
+        Args:
+            rows: each is a tensor and the bytes to copy from the start of each of its rows. The tensor has
+                two dimensions, and elements of one byte.
         """
         numbers = [(tensor.data_ptr(), tensor.stride(0), size) for tensor, size in rows]
         return cls(
@@ -37,30 +39,32 @@ class RowTable(NamedTuple):
 
 
 class Rows(Protocol):
-    """Tensors on one device, with a table for each set of tensors that are copied together."""
+    """Tensors on one device, with a row table for each set of tensors that are copied together."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def row_tables(self) -> Sequence[RowTable]:
-        """The tables. To make them, the host may have to wait for the device."""
+        """The row tables. If they must be made first, the host may have to wait for the device."""
         ...
 
 
 def copied_in_one_launch(
     source: Rows, destination: Rows, table: int, row_pairs: Sequence[tuple[int, int]]
 ) -> bool:
-    """Copy rows between all tensors of two tables on the current stream, if one launch can do it.
+    """Copy rows with one launch on the current stream, if one launch can do it.
+
+    Each row pair is copied in all tensors of a row table.
 
     Args:
-        table: number of the table, the same in `source` and `destination`.
+        table: index of the row table in `source` and in `destination`.
         row_pairs: each is (row in the source tensors, row in the destination tensors).
 
     Returns:
-        Whether the rows were copied. False if the tensors are not on one CUDA device or have rows of
-        different sizes, if the order of the copies matters, or if Triton is missing (it comes with torch for
-        CUDA devices).
+        True if the rows were copied. False if nothing was copied: the tensors are not on one CUDA device,
+        their rows have different sizes, there is nothing to copy, a row number is written twice or both read
+        and written, or Triton is missing (torch for CUDA includes it).
     """
     if source.device.type != "cuda" or destination.device != source.device or not row_pairs:
         return False

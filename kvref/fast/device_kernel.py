@@ -1,10 +1,10 @@
 """The kernel that copies rows on a CUDA device in one launch, however many blocks and layers there are.
 
-To launch a copy for each block and layer keeps the host busy far longer than the device. Here one table says
-where the rows of each layer are, another says which row is copied to which, and each program of the kernel
-moves a piece of a row.
+With one launch for each block and layer, the host would be busy far longer than the device. So the kernel
+gets two tables: the addresses of the rows of each layer, and the pairs of rows to copy. Each program of the
+kernel copies a piece of one row.
 
-It needs Triton, which comes with torch for CUDA devices. Without it the import of this module fails.
+This module needs Triton, which comes with torch for CUDA devices. Without Triton, importing the module fails.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import triton.language as tl
 __all__ = ["copy_rows"]
 
 _WORD = 8
-"""Bytes of an integer to move, if all rows are aligned to 16 bytes: then a thread moves two at once."""
+"""Bytes per integer to copy, if all rows are aligned to 16 bytes. A thread then copies two at a time."""
 _LANES = 512
-"""How many integers a program moves at a time. A larger number was slower."""
+"""How many integers a program copies at a time, `_TURNS` times in all. A larger number was slower."""
 _TURNS = 2
 
 
@@ -33,20 +33,21 @@ def copy_rows(
     aligned: bool,
     row_pairs: Sequence[tuple[int, int]],
 ) -> None:
-    """Copy rows of several tensors, all at once, on the current stream.
+    """Copy rows of several tensors in one launch, on the current stream.
 
     Args:
-        source, destination: int64, of shape (tensors, 3), on the device: the address of row 0, the bytes from
-            one row to the next, and the bytes of a row that are copied. These bytes are the same in both.
-        longest_row: the most bytes of a row that are copied.
-        aligned: whether all these numbers are multiples of 16.
-        row_pairs: each is (row of each source tensor, row of the destination tensor). A row that is written
-            must not be written twice, nor read.
+        source, destination: int64, of shape (tensors, 3), on the device: for each tensor the address of row
+            0, the bytes from one row to the next, and the bytes to copy from each row. The bytes to copy are
+            the same in both tables.
+        longest_row: the largest number of bytes to copy from a row.
+        aligned: whether all numbers in both tables are multiples of 16.
+        row_pairs: each is (row in the source tensors, row in the destination tensors). No row may be written
+            twice, or both read and written.
     """
     word = _WORD if aligned else 1
     pieces = -(-longest_row // (word * _LANES * _TURNS))
     with torch.cuda.device(source.device):
-        # From pinned memory: otherwise the host waits for all that is queued on the stream.
+        # From page-locked memory: otherwise the host waits for everything queued on the stream.
         listed = torch.tensor([*chain.from_iterable(row_pairs)], dtype=torch.int64, pin_memory=True)
         pairs = listed.to(source.device, non_blocking=True)
         launch: Any = _copy_pieces[len(row_pairs) * pieces, len(source)]  # pyright: ignore[reportIndexIssue]

@@ -1,16 +1,17 @@
-"""The block pool, fast: `kvref.pool.BlockPool` with lists of numbers in place of dictionaries.
+"""The fast block pool: like `kvref.pool.BlockPool`, but with lists of numbers in place of dictionaries.
 
-* One number per block holds both its reference count and whether it is cached, so one comparison tells
-  whether a block needs anything special.
-* Free blocks without keys are a stack. The blocks that were never used follow; two numbers are enough for all
-  of them.
-* Free blocks with keys are a queue: a list, and the position where the queue begins. If a block in the queue
-  is touched, its entry stays in the list and is *stale*: it is skipped when its turn comes. The list is
-  rebuilt when it gets long.
-* A block's first key is in two lists. Dictionaries have only what is rare: further keys of a block, and
-  further blocks of a key.
+* For each block, one number holds the reference count and whether the block is cached. So one comparison
+  shows whether a block needs special treatment.
+* Free blocks without keys are on a stack. Blocks that were never used come after those on the stack; they are
+  simply all blocks from `_first_unused` on.
+* Free blocks with keys are in a queue: a list, and the index where the queue begins. If a block in the queue
+  is touched or loses its keys, its entry stays in the list and is *stale*: the pool skips the entry when its
+  turn comes. The pool rebuilds the list when it gets too long.
+* Two lists hold the hash and the group of each block's first key. Further keys of a block, and further blocks
+  of a key, are rare: dictionaries hold those.
 
-So a call costs time only for its own blocks, apart from a rebuild now and then.
+So the time of a call depends on the number of its blocks, not on the size of the pool, apart from an
+occasional rebuild of the queue.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from kvref.pool import NULL_BLOCK, Key
 __all__ = ["NULL_BLOCK", "BlockPool", "Key"]
 
 _REFERENCE, _CACHED = 2, 1
-"""What a reference adds to a block's number in `BlockPool._state`, and what having keys adds."""
+"""A block's number in `BlockPool._state` is the sum of `_REFERENCE` for each reference, and `_CACHED` if the
+block has a key."""
 _FIRST_USED_TOGETHER = 1024
-"""How many never-used blocks are put on the stack at a time, which is quicker than one by one."""
+"""The pool puts at least this many never-used blocks on the stack at a time. One by one is slower."""
 _ENTRIES_PER_BLOCK, _MORE_ENTRIES = 8, 16
-"""The queue is rebuilt when it has more entries than 8 times its blocks plus 16."""
+"""The pool rebuilds the queue if its list has more than 8 entries for each queued block, plus 16."""
 
 
 class BlockPool(pool.BlockPool):
-    """Does what the plain one does: see `kvref.pool.BlockPool`."""
+    """Gives the same answers as `kvref.pool.BlockPool`, in less time."""
 
     def __init__(
         self,
@@ -44,31 +46,31 @@ class BlockPool(pool.BlockPool):
         hash_block_size: int,
         enable_kv_cache_events: bool = False,
     ) -> None:
-        # One block for the plain pool, so that it makes no lists for blocks that are kept here.
+        # The plain pool gets one block only, so that it builds no large lists. This class keeps the blocks.
         super().__init__(min(num_gpu_blocks, 1), enable_caching, hash_block_size, enable_kv_cache_events)
         self.num_gpu_blocks = num_gpu_blocks
         self._state = [0] * num_gpu_blocks
         """For each block: twice its reference count, plus 1 if it is cached."""
         self._stack: list[int] = []
-        """Free blocks without keys that have been used. The last is reused first."""
+        """Free blocks without keys, except those from `_first_unused` on. The last one is reused first."""
         self._first_unused = NULL_BLOCK + 1
-        """This block and all after it were never used."""
+        """This block and all after it were never used, and are not on the stack."""
         self._queue: list[int] = []
-        """Free blocks with keys, the one to be reused first in front, among stale entries."""
+        """Free blocks with keys, mixed with stale entries. The block that is reused first comes first."""
         self._position = 0
-        """Where in the list the queue begins."""
+        """The index in `_queue` where the queue begins."""
         self._num_queued = 0
-        """How many blocks are in the queue, stale entries not counted."""
+        """How many blocks are in the queue. Stale entries do not count."""
         self._stale: dict[int, int] = {}
-        """How many entries of a block are stale. They come before its valid entry, if it has one."""
+        """For each block with stale entries: how many. The block's valid entry, if any, comes after them."""
         self._hashes = [b""] * num_gpu_blocks
-        """The hash of each block's first key. The entry of a block that is not cached has no meaning."""
+        """The hash of each block's first key. For a block without keys the value has no meaning."""
         self._groups = [0] * num_gpu_blocks
-        """The group of each block's first key."""
+        """The group of each block's first key. For a block without keys the value has no meaning."""
         self._more_keys: dict[int, tuple[Key, ...]] = {}
-        """The other keys of blocks that have several."""
+        """For each block with several keys, all keys but the first."""
         self._more_blocks: dict[Key, dict[int, None]] = {}
-        """If several blocks have a key, all of them but the first, in the order in which they got it."""
+        """For each key with several blocks: all but the first, in the order in which they got the key."""
 
     def get_num_free_blocks(self) -> int:
         return len(self._stack) + self.num_gpu_blocks - self._first_unused + self._num_queued
@@ -93,7 +95,7 @@ class BlockPool(pool.BlockPool):
         if num_blocks == 1 and (
             stack or (self._num_queued and self._queue[self._position] not in self._stale)
         ):
-            # The usual step.
+            # The usual case: a step needs one block.
             block = stack.pop() if stack else self._dequeue_first()
             self._state[block] = _REFERENCE
             return [block]
@@ -128,7 +130,7 @@ class BlockPool(pool.BlockPool):
                         stale[block] = stale.get(block, 0) + 1
                         num_touched += 1
                     elif not own:
-                        # Slow, but no look-up finds a block without keys.
+                        # Slow but rare: no look-up finds a free block without keys, so no hit contains one.
                         self._stack_unused(self.num_gpu_blocks)
                         self._stack.remove(block)
                     state[block] = own + _REFERENCE
@@ -138,10 +140,10 @@ class BlockPool(pool.BlockPool):
     def free_blocks(self, ordered_blocks: Iterable[int]) -> None:
         blocks = [*ordered_blocks]
         if blocks and blocks[-1] == NULL_BLOCK:
-            # The table of a window begins with null blocks, and comes here reversed.
+            # Tables of windows begin with null blocks, and callers pass tables in reverse.
             blocks = [block for block in blocks if block != NULL_BLOCK]
         if len(blocks) == 1 and not self._pins:
-            # One block needs no loop, because nothing has to be undone.
+            # One block is checked before anything changes, so nothing ever has to be undone.
             block = blocks[0]
             if 0 < block < self.num_gpu_blocks and self._state[block] >> 1 == 1:
                 self._state[block] -= _REFERENCE
@@ -186,7 +188,7 @@ class BlockPool(pool.BlockPool):
     def have_keys(self, blocks: Sequence[int], hashes: Sequence[bytes], kv_cache_group_id: int) -> bool:
         if [*map(self._found[kv_cache_group_id].get, hashes)] == [*blocks]:
             return True
-        # The blocks may have the keys although a look-up finds other blocks.
+        # The blocks may have these keys even if a look-up finds other blocks with the same keys.
         self._check_known(blocks)
         pairs = zip_longest(blocks, hashes, fillvalue=NULL_BLOCK)
         return all((block_hash, kv_cache_group_id) in self.get_keys(block) for block, block_hash in pairs)
@@ -219,9 +221,9 @@ class BlockPool(pool.BlockPool):
     # References.
 
     def _free_alike(self, blocks: Sequence[int]) -> bool:
-        """Free blocks that have one reference each and are all cached, or all without keys, as is usual.
+        """Free the blocks if they have one reference each, and are all cached or all without keys.
 
-        Returns False, and changes nothing, if the blocks are not like that.
+        This is the usual case. Returns False, and changes nothing, in any other case.
         """
         state, remaining, own = self._state, iter(blocks), 0
         try:
@@ -241,7 +243,7 @@ class BlockPool(pool.BlockPool):
                 return True
         except (IndexError, TypeError):
             pass
-        # Undo: all before the block at which the loop stopped have been changed.
+        # Undo the changes: to all blocks before the one at which the loop stopped.
         num_left = len([*remaining])
         for block in blocks[: -num_left - 1]:
             state[block] = own
@@ -250,7 +252,7 @@ class BlockPool(pool.BlockPool):
     # The free list.
 
     def _stack_unused(self, num_blocks: int) -> None:
-        """Put never-used blocks under the stack: `num_blocks` or more, or all that are left if fewer."""
+        """Put never-used blocks at the bottom of the stack: at least `num_blocks`, if there are that many."""
         stop = min(self._first_unused + max(num_blocks, _FIRST_USED_TOGETHER), self.num_gpu_blocks)
         self._stack[:0] = range(stop - 1, self._first_unused - 1, -1)
         self._first_unused = stop
@@ -264,7 +266,7 @@ class BlockPool(pool.BlockPool):
             self._stale.clear()
 
     def _dequeue_first(self) -> int:
-        """Evict the first block of the queue. The first entry must not be stale."""
+        """Evict the first block of the queue and return it. Its entry must not be stale."""
         block = self._queue[self._position]
         self._position += 1
         self._num_queued -= 1
@@ -275,7 +277,7 @@ class BlockPool(pool.BlockPool):
         return block
 
     def _dequeue(self, num_blocks: int) -> list[int]:
-        """Take `num_blocks` blocks from the front of the queue, which must have that many."""
+        """Take the first `num_blocks` blocks from the queue. The queue must have at least that many."""
         queue, position, stale = self._queue, self._position, self._stale
         self._num_queued -= num_blocks
         if not stale:
@@ -295,10 +297,10 @@ class BlockPool(pool.BlockPool):
         return taken
 
     def _queued(self) -> list[int]:
-        """The free blocks with keys, the one to be reused first in front."""
+        """The free blocks with keys. The block that is reused first comes first."""
         if not self._stale:
             return self._queue[self._position :]
-        # Of several entries of a block the last one counts.
+        # If a block has several entries, the last one is valid.
         last = dict.fromkeys(reversed(self._queue[self._position :]))
         return [block for block in last if self._state[block] == _CACHED][::-1]
 
@@ -354,7 +356,7 @@ class BlockPool(pool.BlockPool):
         return False
 
     def _remove_from_index(self, blocks: Iterable[int]) -> None:
-        """Take cached blocks out of the index. The caller subtracts `_CACHED` from their states."""
+        """Remove cached blocks from the index. The caller subtracts `_CACHED` from their states."""
         index, groups, hashes = self._found, self._groups, self._hashes
         if self._more_blocks or self._more_keys or self.enable_kv_cache_events:
             for block in blocks:

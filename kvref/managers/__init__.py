@@ -1,4 +1,4 @@
-"""Managers: a module for each attention kind, with the rules of that kind."""
+"""Managers: one module for each kind of layer, with the rules of that kind."""
 
 from kvref.managers.base import SingleTypeKVCacheManager
 from kvref.managers.chunked_local import ChunkedLocalAttentionManager

@@ -1,4 +1,4 @@
-"""What the managers of all attention kinds share."""
+"""The base class of all managers."""
 
 from __future__ import annotations
 
@@ -16,43 +16,45 @@ __all__ = ["SingleTypeKVCacheManager", "TokenCounts"]
 
 
 class TokenCounts(NamedTuple):
-    """How many tokens a request needs slots for, including tokens that already have one."""
+    """How many tokens a request needs slots for. Tokens that have a slot already are included."""
 
     num_tokens: int
-    """Prompt, output, drafts and lookahead."""
+    """Prompt, output, draft and lookahead tokens."""
     num_tokens_main_model: int
-    """The same without the lookahead, which only a draft model computes."""
+    """`num_tokens` without lookahead tokens, which only a draft model computes."""
     num_encoder_tokens: int = 0
-    """Tokens of its encoder, which the other counts leave out."""
+    """Encoder tokens of the request. The other counts do not include them."""
 
 
 class SingleTypeKVCacheManager:
-    """Manages the block tables of one group of layers. A subclass has the rules of one attention kind.
+    """Manages the block tables of one group. Each subclass has the rules of one kind of layer.
 
-    A request's *block table* has a block for each `block_size` tokens, in the order of the tokens. Where no
-    later token needs the content, the table has a null block. For a simple kind it is enough to override
-    `get_num_skipped_tokens` and `table_length`.
+    A request's *block table* has a block for each `block_size` tokens, in the order of the tokens. Tokens at
+    the beginning of a request are *skipped* once no later token needs them. A block is skipped when all its
+    tokens are. The table has null blocks in place of skipped blocks.
+
+    A simple kind overrides only `get_num_skipped_tokens` and `table_length`.
 
     Args:
         kv_cache_spec: the spec of the group's layers.
-        block_pool: where blocks come from.
+        block_pool: the pool from which the manager allocates.
         enable_caching: whether blocks get keys.
-        kv_cache_group_id: number of the group.
-        scheduler_block_size: prefix hits are multiples of this many tokens.
-        limits: the engine's limits, from which `max_admission_blocks_per_request` follows.
-        use_eagle: whether draft layers of the group read one token ahead. A hit then needs one more cached
-            block after it.
+        kv_cache_group_id: index of the group.
+        scheduler_block_size: the length of every prefix hit is a multiple of this many tokens.
+        limits: the engine's limits. `max_admission_blocks_per_request` is computed from them.
+        use_eagle: whether the group has draft layers (EAGLE) that read one token ahead. A hit then also needs
+            the block after the hit to be cached.
 
     Raises:
-        SpecKindError: at construction, for a spec of another kind.
+        SpecKindError: at construction, if `kv_cache_spec` is no instance of `spec_class`.
     """
 
     spec_class: ClassVar[type[KVCacheSpec]] = KVCacheSpec
-    """The kind of spec it manages, subclasses included."""
+    """The spec class that this manager serves, together with its subclasses."""
     prefix_cacheable: ClassVar[bool] = True
-    """Whether one request can use the blocks of another."""
+    """Whether a request can use the cached blocks of another request."""
     prefix_closed: ClassVar[bool] = False
-    """Whether a hit of some length means that every shorter length is a hit, too."""
+    """Whether every shorter prefix of a hit is a hit as well."""
 
     def __init__(
         self,
@@ -81,25 +83,26 @@ class SingleTypeKVCacheManager:
         self.req_to_blocks: dict[str, list[int]] = {}
         """The block table of each request."""
         self.num_cached_block: dict[str, int] = {}
-        """How many blocks of each table `cache_blocks` has handled, whether they got a key or not."""
+        """For each request, how many blocks of its table `cache_blocks` has seen. Not all of them got a
+        key."""
         self._num_adopted: dict[str, int] = {}
-        """How many blocks of each table came from the request's prefix hit."""
+        """For each request, how many blocks of its table came from its prefix hit."""
         self._num_nulled: dict[str, int] = {}
-        """How many blocks at the beginning of each table are null."""
+        """For each request, how many blocks at the beginning of its table are skipped and hence null."""
         self._new_block_ids: dict[int, None] = {}
         self._useful: list[bool] = []
-        """What `_is_useful` answers for the first indices of a table."""
+        """The answers of `_is_useful` for the first indices of a table, computed once."""
 
-    # The rules of the kind.
+    # The rules of a kind of layer. Subclasses override these.
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """How many tokens at the beginning of a request no later token needs.
+        """How many tokens at the beginning of a request are skipped: no later token needs them.
 
         Args:
-            num_computed_tokens: tokens computed so far, at least 0; the next one has this position.
+            num_computed_tokens: how many tokens are computed, at least 0. The next token has this position.
 
         Returns:
-            At most `num_computed_tokens`. It is 0 for a kind that needs all earlier tokens.
+            At most `num_computed_tokens`; 0 for a kind that needs all earlier tokens.
         """
         return 0
 
@@ -108,13 +111,16 @@ class SingleTypeKVCacheManager:
         return -(-tokens.num_tokens // self.block_size)
 
     def max_blocks(self, limits: MemoryLimits) -> int | None:
-        """The most blocks, null ones left out, that a request ever holds. None: those of all its tokens."""
+        """The most blocks that a request ever holds. Null blocks do not count.
+
+        None means that there is no such bound: a request holds blocks for all its tokens.
+        """
         return self.kv_cache_spec.max_admission_blocks_per_request(
             limits.max_in_flight_tokens, limits.max_model_len
         )
 
     def must_wait(self, new_computed_blocks: Sequence[int]) -> bool:
-        """Whether a request with this prefix hit has to wait for the next step."""
+        """Whether a request with this hit must wait until the next step, since this step writes the hit."""
         return False
 
     # Allocation.
@@ -127,15 +133,16 @@ class SingleTypeKVCacheManager:
         total_computed_tokens: int = 0,
         apply_admission_cap: bool = False,
     ) -> int:
-        """How many free blocks of the pool this allocation uses.
+        """How many free blocks an allocation takes from the pool. Free blocks of the hit count as well.
 
         Args:
             tokens: the tokens that the request needs slots for, at least `total_computed_tokens`.
             new_computed_blocks: the prefix hit of a request without a table.
-            total_computed_tokens: for a request without a table, the tokens that it need not compute: those
-                of its hit, and those that are loaded.
+            total_computed_tokens: for a request without a table, the tokens that it need not compute because
+                they are in the hit or are loaded.
             apply_admission_cap: assume that the request computes the tokens in several steps and frees
-                blocks between them. Count the most blocks that it then holds at a time.
+                skipped blocks between them. It then never holds more than `max_admission_blocks_per_request`
+                blocks.
         """
         table = self.req_to_blocks.get(request_id)
         if table is not None:
@@ -149,14 +156,15 @@ class SingleTypeKVCacheManager:
         needed = touched + max(0, self.table_length(tokens) - length)
         if self.max_admission_blocks_per_request is None:
             return needed
-        # Blocks that only this request holds are free again once it does not need them. Shared ones are not.
+        # Blocks that only this request holds count towards the cap, because they are free again when skipped.
+        # Shared blocks do not.
         own = self.block_pool.count_references(table or (), 1)
         return min(needed, max(0, self.max_admission_blocks_per_request - own))
 
     def add_local_computed_blocks(
         self, request_id: str, new_computed_blocks: Sequence[int], total_computed_tokens: int
     ) -> None:
-        """Make the table of a new request from its hit, with null blocks where it needs no block."""
+        """Make the block table of a new request from its hit, with null blocks for skipped blocks."""
         skipped = self._num_skipped_blocks(total_computed_tokens)
         kept = list(new_computed_blocks[skipped:])
         self.block_pool.touch(kept)
@@ -167,14 +175,14 @@ class SingleTypeKVCacheManager:
     def allocate_new_blocks(
         self, request_id: str, tokens: TokenCounts, total_computed_tokens: int = 0
     ) -> list[int]:
-        """Make a request's table long enough for these tokens.
+        """Extend a request's block table until it has slots for these tokens.
 
         Args:
             tokens: the tokens that the request needs slots for.
             total_computed_tokens: as in `get_num_blocks_to_allocate`.
 
         Returns:
-            The blocks that are new at the end of the table, null ones included.
+            The blocks that were added at the end of the table, null blocks included.
         """
         table = self.req_to_blocks[request_id]
         old_length = len(table)
@@ -182,10 +190,10 @@ class SingleTypeKVCacheManager:
         return table[old_length:]
 
     def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        """Free the blocks that no token needs again, the last first, and put null blocks in their place.
+        """Free a request's skipped blocks, the last one first, and put null blocks in their place.
 
         Args:
-            num_computed_tokens: tokens computed for certain: those in flight do not count.
+            num_computed_tokens: how many tokens are certainly computed. Tokens in flight do not count.
         """
         table = self.req_to_blocks.get(request_id)
         if table is None:
@@ -198,21 +206,21 @@ class SingleTypeKVCacheManager:
             self._num_nulled[request_id] = stop
 
     def pop_blocks_for_free(self, request_id: str) -> list[int]:
-        """Forget a request. Returns its table; the caller frees the blocks, the last first."""
+        """Forget a request and return its block table. The caller frees the blocks, the last one first."""
         self.num_cached_block.pop(request_id, None)
         self._num_adopted.pop(request_id, None)
         self._num_nulled.pop(request_id, None)
         return self.req_to_blocks.pop(request_id, [])
 
     def take_back_keys(self, request_id: str, num_computed_tokens: int) -> None:
-        """Take back the keys that a request's blocks got in this step for tokens that it will not compute.
+        """Take the keys from a request's blocks that were cached in this step but will not be written.
 
-        Call it before `free`. A preempted request may already have slots in the present step and is then
-        withdrawn from it. The content for these slots is never written, so no look-up may find the blocks.
-        (In vLLM look-ups do find them: issue 57580.)
+        Call this before `free`. A preempted request may already have slots in the present step. It is then
+        withdrawn from the step, and nothing writes to these slots. So no look-up may find their blocks. (In
+        vLLM a look-up does find them: issue 57580.)
 
         Args:
-            num_computed_tokens: tokens that are computed or submitted.
+            num_computed_tokens: how many tokens of the request are computed or submitted.
         """
         table = self.req_to_blocks.get(request_id)
         if table is not None:
@@ -226,14 +234,14 @@ class SingleTypeKVCacheManager:
         self.block_pool.free_blocks(reversed(self.pop_blocks_for_free(request_id)))
 
     def take_new_block_ids(self) -> list[int]:
-        """The blocks allocated since the last call, each once."""
+        """Return the blocks allocated since the last call, each once."""
         ids, self._new_block_ids = self._new_block_ids, {}
         return list(ids)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
-        """How many blocks, from the first on, all requests have in common.
+        """How many blocks at the start of the block table are the same in all requests.
 
-        `running_request_id` is any request with a table. Null blocks end the count.
+        `running_request_id` is any request with a table. The count ends at the first null block.
         """
         tables = self.req_to_blocks
         columns = zip(tables.get(running_request_id, ()), *tables.values(), strict=False)
@@ -242,9 +250,10 @@ class SingleTypeKVCacheManager:
     # Prefix caching.
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Cache the full blocks of a request's first `num_tokens` tokens, which are certain.
+        """Cache the full blocks of a request's first `num_tokens` tokens.
 
-        Blocks that no hit can need get no key (`_is_useful`), so that the pool reuses them first.
+        None of these tokens may be a draft token. A block that no hit can need (`_is_useful`) gets no key, so
+        that the pool reuses it first.
         """
         start = self.num_cached_block[request.request_id]
         if start >= num_tokens // self.block_size:
@@ -267,15 +276,17 @@ class SingleTypeKVCacheManager:
         self.num_cached_block[request.request_id] = stop
 
     def find_longest_cache_hit(self, block_hashes: Sequence[bytes], max_length: int) -> int:
-        """The length of this group's longest prefix hit.
+        """The length of the longest prefix hit in this group.
+
+        A hit can end where all blocks that the next token needs are cached. With `use_eagle`, the block after
+        the hit must be cached as well.
 
         Args:
             block_hashes: the block hashes of a request.
-            max_length: tokens that the hit must not exceed.
+            max_length: the hit has at most this many tokens.
 
         Returns:
-            The largest multiple of `scheduler_block_size`, up to `max_length`, for which all blocks that the
-            next token needs are cached, and with `use_eagle` the block after it as well.
+            A multiple of `scheduler_block_size`; 0 if there is no hit.
         """
         hashes = self._hashes(block_hashes)
         index = self.block_pool.get_index(self.kv_cache_group_id)
@@ -288,19 +299,19 @@ class SingleTypeKVCacheManager:
                 block -= 1
             if block < first:
                 return length
-            # This block is not cached, so a hit has to end before it.
+            # This block is not cached, so the hit must end before it.
             length = self._aligned((block - ahead) * self.block_size)
         return 0
 
     def get_hit_blocks(self, block_hashes: Sequence[bytes], length: int) -> list[int]:
-        """The block table of a hit of this length, with null blocks where the next token needs no block."""
+        """The block table of a hit of this length, with null blocks for skipped blocks."""
         hashes = self._hashes(block_hashes)
         index = self.block_pool.get_index(self.kv_cache_group_id)
         skipped, stop = self._num_skipped_blocks(length), length // self.block_size
         return [NULL_BLOCK] * skipped + [index[block_hash] for block_hash in hashes[skipped:stop]]
 
     def is_hit(self, block_hashes: Sequence[bytes], table: Sequence[int], num_computed_tokens: int) -> bool:
-        """Whether those blocks of a table that the next token needs have the keys of their hashes."""
+        """Whether `table` is a hit: all its blocks that are not skipped have the keys of their hashes."""
         skipped = self._num_skipped_blocks(num_computed_tokens)
         hashes = self._hashes(block_hashes)[skipped : len(table)]
         return self.block_pool.have_keys(table[skipped:], hashes, self.kv_cache_group_id)
@@ -313,7 +324,7 @@ class SingleTypeKVCacheManager:
         return int(self.use_eagle)
 
     def _aligned(self, num_tokens: int) -> int:
-        """`num_tokens` rounded down to a length that a hit can have."""
+        """`num_tokens` rounded down to a multiple of the scheduler block size."""
         return max(0, num_tokens // self.scheduler_block_size * self.scheduler_block_size)
 
     def _hashes(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
@@ -325,13 +336,13 @@ class SingleTypeKVCacheManager:
     def _num_new_blocks(
         self, request_id: str, tokens: TokenCounts, length: int, total_computed_tokens: int
     ) -> int:
-        """How many blocks `allocate_new_blocks` allocates if the table has `length` blocks now."""
+        """How many blocks `allocate_new_blocks` would allocate for a table of `length` blocks."""
         return max(0, self.table_length(tokens) - length)
 
     def _num_to_cache(self, num_tokens: int) -> int:
-        """How many blocks of a table `cache_blocks` handles once `num_tokens` tokens are certain."""
+        """How many blocks of a table `cache_blocks` processes for the first `num_tokens` tokens."""
         aligned = num_tokens - num_tokens % self.scheduler_block_size
-        # As long as no hit is possible, no block after a hit is needed either.
+        # Without a full scheduler block there is no hit, so nothing to cache.
         if not self.enable_caching or not aligned:
             return 0
         return min(num_tokens, aligned + self._num_blocks_ahead * self.block_size) // self.block_size
@@ -339,8 +350,8 @@ class SingleTypeKVCacheManager:
     def _is_useful(self, place: int) -> bool:
         """Whether some hit needs the block at index `place` of a table.
 
-        It is enough to check the shortest hit that reaches the block, because longer hits skip more blocks.
-        A hit also reaches the `_num_blocks_ahead` blocks after it.
+        A hit also needs the `_num_blocks_ahead` blocks after it. Of all hits that reach the block, the method
+        checks only the shortest, because longer hits skip more blocks.
         """
         if self.prefix_closed:
             return True

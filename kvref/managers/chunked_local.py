@@ -11,10 +11,10 @@ __all__ = ["ChunkedLocalAttentionManager"]
 
 
 class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
-    """A token attends to the earlier tokens of its own chunk.
+    """A token attends to itself and the earlier tokens of its own chunk.
 
-    So all chunks before the next token's chunk are skipped: a chunk is skipped as soon as it is complete.
-    A hit needs the blocks of the chunk that it ends in, and none if it ends where a chunk ends.
+    A chunk is skipped as soon as it is complete, because the next token begins a new chunk. A hit needs the
+    blocks of the chunk in which it ends. A hit that ends with a complete chunk needs no blocks.
     """
 
     spec_class = ChunkedLocalAttentionSpec
@@ -24,5 +24,5 @@ class ChunkedLocalAttentionManager(SingleTypeKVCacheManager):
         self.attention_chunk_size = kv_cache_spec.attention_chunk_size
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """n rounded down to whole chunks: with chunks of 64, 63 computed tokens skip none and 64 skip 64."""
+        """The tokens of all complete chunks. With chunks of 64: 0 if 63 tokens are computed, 64 if 64 are."""
         return num_computed_tokens // self.attention_chunk_size * self.attention_chunk_size

@@ -11,9 +11,9 @@ __all__ = ["CrossAttentionManager"]
 class CrossAttentionManager(SingleTypeKVCacheManager):
     """Every decoder token attends to all encoder tokens, so a request keeps its blocks until it ends.
 
-    A request gets the blocks of its encoder tokens with its first allocation, and no more later. Their
-    content depends on the encoder's input, but block hashes cover only decoder tokens. So these blocks are
-    never shared.
+    A request gets blocks for its encoder tokens in its first allocation, and none later. The content of these
+    blocks depends on the encoder's input, but block hashes cover only decoder tokens. So requests never share
+    these blocks.
     """
 
     spec_class = CrossAttentionSpec

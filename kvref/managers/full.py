@@ -14,9 +14,9 @@ __all__ = ["FullAttentionManager"]
 class FullAttentionManager(SingleTypeKVCacheManager):
     """Every token attends to all earlier ones, so a request keeps its blocks until it ends.
 
-    A hit needs every block from the first on, so a look-up stops at the first block that is not cached.
+    A hit needs every block from the first on. So a look-up stops at the first block that is not cached.
 
-    Latent attention (MLA) works in the same way, and so does a full-attention spec that records a window or a
+    Latent attention (MLA) works in the same way. So does a full-attention spec that records a window or a
     chunk.
     """
 

@@ -14,23 +14,26 @@ __all__ = ["MambaManager"]
 
 
 class MambaManager(SingleTypeKVCacheManager):
-    """A state summarises all tokens before it, so the next token needs only the last computed token's state.
+    """Recurrent layers: a state summarises all tokens before it.
 
-    A full block has the state at its end, so a hit needs only its last block. After the block of the last
-    token, a table has `num_speculative_blocks` more, for the states of draft tokens. The modes differ:
+    The next token needs only the state after the last computed token. A full block has the state at its end,
+    so a hit needs only its last block. After the block of the last token, a block table has
+    `num_speculative_blocks` more blocks, for the states of draft tokens.
 
-    * "none": each `block_size` tokens get a block. Earlier states are not kept, so no block gets a key.
+    The rest depends on `mamba_cache_mode`:
+
+    * "none": each `block_size` tokens get a block. No block gets a key, because earlier states are not kept.
     * "all": each `block_size` tokens get a block. Every full block at which a hit can end gets a key.
-    * "align": a step writes one state, at its end, so it gets one new block, however many tokens it computes.
-      Null blocks fill the table up to this block, and the speculative blocks move to the end of the table. A
-      block gets a key only if a step without drafts ended exactly at the block's end. Otherwise the block has
-      the state after another token.
+    * "align": a step writes one state, at its end. So it gets one new block, however many tokens it computes.
+      Null blocks fill the table up to the new block, and the speculative blocks move to the end of the table.
+      A block gets a key only if a step without drafts ended exactly at the block's end. Otherwise the block
+      has the state after another token.
 
-    Draft models have no recurrent layers. So lookahead tokens need no block, and a hit needs no block after
-    it.
+    Draft models have no recurrent layers. So lookahead tokens need no block, and a hit does not need the
+    block after it, even with `use_eagle`.
 
-    A step copies the state of a hit before it writes states. So if a request's hit ends with a block that is
-    written in the present step, the request must wait for the next step (`new_step_starts`).
+    A step first copies the states of all hits, and then writes states. So if the present step writes the last
+    block of a request's hit, the request must wait for the next step (`must_wait`).
     """
 
     spec_class = MambaSpec
@@ -41,7 +44,7 @@ class MambaManager(SingleTypeKVCacheManager):
         self.num_speculative_blocks = kv_cache_spec.num_speculative_blocks
         self.enable_caching = self.enable_caching and self.mamba_cache_mode != "none"
         self._has_state: set[str] = set()
-        """In mode "align", the requests whose tables end with a state and the speculative blocks."""
+        """In mode "align", the requests whose tables end with the block of a state and speculative blocks."""
 
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """All computed tokens but the last: max(0, n - 1). vLLM returns -1 if no token is computed."""
@@ -51,7 +54,10 @@ class MambaManager(SingleTypeKVCacheManager):
         return -(-tokens.num_tokens_main_model // self.block_size) + self.num_speculative_blocks
 
     def max_blocks(self, limits: MemoryLimits) -> int:
-        """As many blocks as the spec counts. vLLM has no bound, as if a request kept all of its blocks."""
+        """The number of blocks in the spec's `max_memory_usage_bytes`.
+
+        vLLM has no bound here, as if a request kept all its blocks.
+        """
         return self.kv_cache_spec.max_memory_usage_bytes(limits) // self.kv_cache_spec.page_size_bytes
 
     def must_wait(self, new_computed_blocks: Sequence[int]) -> bool:
@@ -88,7 +94,7 @@ class MambaManager(SingleTypeKVCacheManager):
         return min(missing, 1 + self.num_speculative_blocks + loaded)
 
     def _lacks_loaded_state(self, request_id: str, length: int, total_computed_tokens: int) -> bool:
-        """Whether a new request loads a state for which its table has no block yet."""
+        """Whether the request is new and loads a state, but its table has no block for that state yet."""
         new = request_id not in self._has_state
         return new and total_computed_tokens > 0 and length == self._num_skipped_blocks(total_computed_tokens)
 
@@ -105,7 +111,7 @@ class MambaManager(SingleTypeKVCacheManager):
         super().cache_blocks(request, num_tokens)
 
     def _is_being_written(self, block: int) -> bool:
-        """Whether the block got a key since the step began, and a request still holds it."""
+        """Whether the block was cached since the step began, and a request still holds it."""
         keyed = self.block_pool.keyed_this_step
         return block in keyed and any(block in table for table in self.req_to_blocks.values())
 

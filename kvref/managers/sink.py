@@ -13,10 +13,10 @@ __all__ = ["SinkFullAttentionManager"]
 
 
 class SinkFullAttentionManager(FullAttentionManager):
-    """Full attention, with blocks for the sinks that all requests attend to.
+    """Full attention with sinks: additional tokens that all requests attend to.
 
-    The pool reserves the sink blocks at construction. `sink_blocks` has their numbers. They are in no
-    request's table.
+    At construction the manager reserves blocks for the sinks in the pool, and lists them in `sink_blocks`. No
+    request's block table contains these blocks.
 
     Raises:
         InvalidSpecError: at construction, if the sinks do not fill whole blocks. A request's own tokens must

@@ -78,7 +78,7 @@ class Source:
 
 
 def find(folder: Path) -> Path | None:
-    """Find the file with a profile in a folder: `kvref.toml`, or else `pyproject.toml` if it has a profile."""
+    """Find the file with a profile in a folder: `kvref.toml`, else a `pyproject.toml` that has a profile."""
     own, project = folder / FILE, folder / PYPROJECT
     if own.is_file():
         return own

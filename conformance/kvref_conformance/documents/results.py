@@ -1,4 +1,4 @@
-"""The result of a run: a `Row` for each law, subject and facet, and the verdict that follows from the rows."""
+"""The result of a run: a `Row` for each law, subject and facet, and the verdict that follows from them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Row:
     observed: str = ""
     trace: Trace | None = None
     program: str | None = None
-    """Source of the stand-alone program. A row that broke in this run has one, and one row per known cause."""
+    """Source of the stand-alone program. Each row that broke in this run has one, and one row per cause."""
     events: list[list[dict[str, Any]]] | None = None
     """For a broken row: the operations of each run of the trace, with their outcomes."""
 

@@ -16,7 +16,7 @@ from kvref.target import Target
 
 BUILT_IN = ("reference", "vllm")
 HALVES = ("reference:plain", "reference:fast")
-"""The two halves of the reference. `reference` is the plain half in checks, and the fast half in benchmarks."""
+"""The two halves of the reference. `reference` is the plain half in checks, the fast half in benchmarks."""
 FAST_PARTS = ("pool", "cache", "canonical", "connector")
 """The parts for which `reference:fast` has a module of its own."""
 DEFAULT_TARGET = "reference"

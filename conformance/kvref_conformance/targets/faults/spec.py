@@ -227,7 +227,7 @@ def block_size_not_compared_in_merge() -> ReferenceTarget:
 
 
 def one_state_counted() -> ReferenceTarget:
-    """The memory of a recurrent layer counts the running state and drafts' states, none of steps in flight."""
+    """A recurrent layer's memory counts the running state and drafts' states, none of steps in flight."""
 
     def max_memory_usage_bytes(spec: MambaSpec, limits: MemoryLimits) -> int:
         return spec.page_size_bytes * (1 + spec.num_speculative_blocks)

@@ -55,10 +55,13 @@ REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
         },
     }
 )
-"""The order in which blocks are reused, by release. Only releases that were examined are listed."""
+"""The capability `reuse_order` of each release of which we know it."""
 
 NO_STATES_LOADED = ("0.22.1",)
-"""Releases whose scheduler asserts that nothing is loaded if recurrent states are cached at step ends."""
+"""Releases that cannot load tokens through a connector while they keep recurrent states at the ends of steps.
+
+Their scheduler asserts that this does not happen.
+"""
 
 
 def _version() -> str:
@@ -95,7 +98,7 @@ def _capabilities() -> dict[str, Json]:
 
 
 class VllmTarget:
-    """The vLLM that this process imports, as a target, with or without a plugin."""
+    """The vLLM that this process imports as a target, with a platform plugin or without one."""
 
     name = "vllm"
     capabilities: Mapping[str, Json] = MappingProxyType(_capabilities())
@@ -124,7 +127,7 @@ class VllmTarget:
 
     @property
     def setup(self) -> dict[str, Json] | None:
-        """The arguments of `use_plugin` for stand-alone programs; None if there is no plugin."""
+        """The arguments with which stand-alone programs call `use_plugin`. None if there is no plugin."""
         return self._plugin.setup if self._plugin else None
 
     @property

@@ -188,7 +188,7 @@ def _change(facet: str, row: Row, old: Status | None, new: Status | None) -> Ite
 
 
 def _ways(rows: Rows) -> list[str]:
-    """The facets in which the law breaks or may break. "" is one unless its row is about the whole law."""
+    """The facets in which the law breaks or may break, "" included if its row is not about the whole law."""
     return [facet for facet in rows if facet or _whole(rows) is None]
 
 

@@ -22,7 +22,7 @@ class ForeignDirectory(ValueError):
 
 
 def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
-    """Create the folder. If it exists already, check that it is empty or holds an earlier document of kvref.
+    """Create the folder. If it exists, check that it is empty or holds an earlier document of the same kind.
 
     `what` is the kind of document (its file is `{what}.json`), and `schema` is the name of its schema.
     `write_report` also calls this function. Call it yourself before a long run, so that you learn of an
@@ -52,7 +52,7 @@ def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
         raise foreign(f"its {name} is not a {schema}")
     for folder in ("traces", "repro"):
         path = directory / folder
-        # Through a link, stale files would be removed and new ones written somewhere else.
+        # If this were a link, kvref would remove stale files and write new ones somewhere else.
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise foreign(f"its {folder} is not a directory of its own")
 

@@ -65,7 +65,7 @@ class Gap:
     place: str
 
     def covers(self, law: str, subject: str) -> bool:
-        # Every other law feeds this one: there is nothing to leave out.
+        # All operations feed `target.answers`, so it cannot be left out.
         return (
             law != ANSWERS.id
             and fnmatch.fnmatchcase(law, self.law)

@@ -81,7 +81,7 @@ class Row:
     observed: str = ""
     trace: Trace | None = None
     program: str | None = None
-    """Source of the stand-alone program. Each row that broke in this run has one, and one row per cause."""
+    """Source of the stand-alone program. Broken rows have one, and so has one row of each known cause."""
     events: list[list[dict[str, Any]]] | None = None
     """For a broken row: the operations of each run of the trace, with their outcomes."""
 

@@ -122,7 +122,7 @@ def _wanted() -> dict[str, Any]:
         for name in operations_of(part)
         if part != "bench"  # it answers with functions, which are never sent anywhere
     }
-    # Laws judge these two, whatever they answer.
+    # Laws judge any answer of these two operations, so it may have any type.
     del wanted["specs.uniform"], wanted["registry.uniform"]
     # No law reads the answer of an operation that should answer nothing.
     wanted = {operation: kind for operation, kind in wanted.items() if kind is not type(None)}

@@ -1,6 +1,6 @@
-"""Install several releases of vLLM side by side: the newest in a virtual environment, each other in a folder.
+"""Install several releases of vLLM side by side: the newest in an environment, the others in folders.
 
-The environment has the CPU build of the newest release, and the packages which that release requires. To run
+The (virtual) environment has the CPU build of the newest release, and the packages which it requires. To run
 another release, put its folder on the import path, before the packages of the environment. This works for
 Python code, and vLLM's KV-cache core is Python code. The environment and the folders are in
 ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}.

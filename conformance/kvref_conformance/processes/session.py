@@ -22,7 +22,7 @@ Hosts = Mapping[str, str]
 
 
 FORK_SECONDS = 5.0
-"""The shortest time limit for a host to fork a child, in seconds."""
+"""Seconds that a host may take to fork a child, even if the time limit for an operation is shorter."""
 
 TAIL_BYTES = 16 * 1024
 

@@ -83,7 +83,7 @@ def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
         )
     if name == "vllm":
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        # Stock vLLM: without this, it loads every plugin that is installed.
+        # Stock vLLM has no plugins. Without this setting, it loads every installed one.
         os.environ.setdefault("VLLM_PLUGINS", "")
         from kvref_conformance.targets.vllm.target import VllmTarget
 

@@ -55,7 +55,7 @@ MODELS: dict[str, list[SpecDescriptor]] = {
 }
 """Setups for benchmarks of planning: for each name, the specs of the layers.
 
-A benchmark has more layers than that: it repeats the specs in order (`layers_of`).
+A model in a benchmark has more layers than there are specs here, so the specs repeat (`layers_of`).
 """
 
 

@@ -134,7 +134,7 @@ def calls_in(folder: str, names: Sequence[str]) -> list[Call]:
 def replaced_in(core: str, packages: Sequence[str]) -> list[Replaced]:
     """Find the attributes of the core's modules and classes that a plugin has replaced.
 
-    Those are the attributes whose code comes from one of `packages`, which are the plugin's.
+    An attribute counts as replaced if its code comes from one of `packages`, the packages of the plugin.
     """
     modules = {
         name: module
@@ -230,7 +230,11 @@ def recording(cls: type[Any], names: Sequence[str], note: Callable[[str], None],
 
 
 def noting(owner: type[Any], name: str, original: Any, note: Callable[[str], None]) -> Any:
-    """Make a method or property that does what `original` does, and calls `note(name)` if `owner` uses it."""
+    """Make a method or property that does what `original` does, and also calls `note(name)`.
+
+    It calls `note` only when it is used on `owner` or on a direct instance of `owner`. A static method calls
+    `note` always.
+    """
 
     def reach(receiver: Any) -> None:
         if receiver is owner or type(receiver) is owner:

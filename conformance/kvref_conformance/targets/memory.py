@@ -165,7 +165,7 @@ def is_zero(buffers: Sequence[torch.Tensor]) -> bool:
 
 
 def canonical_facts(made: Any, buffers: Sequence[torch.Tensor]) -> Canonical:
-    """Describe a canonical view. Its attributes must have the same names as in vLLM."""
+    """Describe a canonical view. The attributes of `made` must have the same names as in vLLM."""
     storages = [buffer.untyped_storage().data_ptr() for buffer in buffers]
     tensors: list[CanonicalTensor] = []
     for each in made.tensors:

@@ -26,7 +26,7 @@ def plugin_is_left_out() -> bool:
 
 
 class Stub(ModuleType):
-    """A substitute for a module that needs hardware. Each attribute is a mock, which stays the same."""
+    """A substitute for a module that needs hardware. Each attribute is a mock, the same at each access."""
 
     __version__ = "0.0.0"
 

@@ -1,7 +1,7 @@
 """Perform operations (`kvref.target.Step`) in several threads at once, to find races.
 
 Python may interrupt a thread between any two lines. By chance, an interruption that does harm is rare and
-does not happen again. So this module forces one: it stops the first thread at a given line until all other
+cannot be repeated. So this module forces one: it stops the first thread at a given line until all other
 threads have ended, or until it is clear that they wait for the first thread. The others run concurrently, and
 Python switches between them as often as it can. Each attempt runs in a child of this process.
 
@@ -99,7 +99,7 @@ def answers_of(functions: Functions, steps: Steps) -> list[dict[str, Any]]:
 
 
 def in_order(functions: Functions, threads: Sequence[Steps], after: Steps, order: Sequence[int]) -> Any:
-    """Perform the steps in sequence. Each number in `order` is the thread that performs its next step."""
+    """Perform the steps in sequence. For each number in `order`, that thread performs its next step."""
     answers: list[list[Any]] = [[] for _ in threads]
     for number in order:
         answers[number] += answers_of(functions, [threads[number][len(answers[number])]])

@@ -51,7 +51,6 @@ class InvalidDocument(ValueError):
 
 @functools.cache
 def schema(name: Name) -> dict[str, Any]:
-    """Read the schema called `name`."""
     file = importlib.resources.files(__name__) / f"{name}.schema.json"
     document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return document

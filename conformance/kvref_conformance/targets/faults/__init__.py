@@ -3,7 +3,7 @@
 `FAULTS` has one fault for each law. `REPORTED` has faults that repeat bugs which were reported for other
 caches. They show at which depth of a check the laws find real bugs.
 
-Each fault is a target: `kvref check kvref_conformance.targets.faults.spec:alignment_lost_in_merge`. To load a
+Each fault is a target: `kvref check kvref_conformance.targets.faults.spec:alignment_lost_in_merge`. Loading a
 fault changes the reference for the whole process. So each fault runs in processes of its own, like any
 target.
 """
@@ -145,7 +145,7 @@ _FAULTS = {
 }
 
 FAULTS = {f"{PREFIX}{name}": law for name, law in _FAULTS.items()}
-"""The name of each fault as a target, and the law that must find the fault."""
+"""The law that must find each fault, by the fault's name as a target."""
 
 
 class Reported(NamedTuple):
@@ -230,4 +230,4 @@ _REPORTED = {
 }
 
 REPORTED = {f"{PREFIX}{name}": reported for name, reported in _REPORTED.items()}
-"""The name of each reported fault as a target. An example needs several operations to show one of them."""
+"""The reported faults, by their names as targets. An example needs several operations to show one of them."""

@@ -26,7 +26,7 @@ class AcmeSpec(FullAttentionSpec):
         return super().max_memory_usage_bytes(limits)
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
-        """None: there is no cap."""
+        """Return None: a request may have any number of blocks."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Faults of the canonical view."""
+"""Faults in the canonical view, by which connectors see the caches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def first_piece_copied() -> ReferenceTarget:
 
 
 def copied_forwards_alone() -> ReferenceTarget:
-    """To copy a block to a block with a lower number raises an error."""
+    """Copying a block to a block with a lower number raises an error."""
 
     def copy_blocks(source: Any, destination: Any, group: int, pairs: Any) -> None:
         for one, other in pairs:

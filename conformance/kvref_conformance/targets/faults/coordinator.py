@@ -1,4 +1,4 @@
-"""Faults of the coordinators."""
+"""Faults in the coordinators."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class _Field:
         return spec
 
     def of_the_first(self, specs: Sequence[Any]) -> list[Any]:
-        """Give all specs of this class the field's value of the first of them, where that value is legal."""
+        """Return the specs. In those of this class, the field has the value of the first one, if legal."""
         own = [spec for spec in specs if type(spec) is self.owner]
         return [self._changed(spec, own[0]) if type(spec) is self.owner else spec for spec in specs]
 

@@ -30,7 +30,7 @@ _settle = FastKVCacheManager._settle
 
 
 def reset_refused_by_an_error() -> ReferenceTarget:
-    """To reset the prefix cache while blocks are referenced raises an error instead of returning False."""
+    """Resetting the prefix cache while blocks are referenced raises an error instead of returning False."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
         if not _reset_prefix_cache(pool):

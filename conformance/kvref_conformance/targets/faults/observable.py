@@ -25,8 +25,8 @@ _BLOCK_SIZES = (16, 64)
 def changes_an_answer(fault: FieldFault) -> bool:
     """Whether the fault changes the rule's answer for any of the specs that this module tries.
 
-    These specs are legal, and the fault's field has several values. Of the other fields, at most one at a
-    time has a value that is not its simplest.
+    These specs are legal and differ in the fault's field. Their other fields have the simplest values, or all
+    but one of them.
     """
     register_all_kvcache_specs()
     asked = list(_questions(fault))

@@ -71,7 +71,7 @@ def pages_that_do_not_divide_left_alone() -> ReferenceTarget:
 
 
 def windows_not_as_full_attention() -> ReferenceTarget:
-    """If the plan must have one group, windowed and chunked layers do not become full attention."""
+    """If the plan must have a single group, windowed and chunked layers do not become full attention."""
     break_it(planning, "_as_full_attention", lambda spec: spec)
     return ReferenceTarget()
 
@@ -121,7 +121,7 @@ def registration_not_checked() -> ReferenceTarget:
 
 
 def null_block_for_each_group() -> ReferenceTarget:
-    """The planner wants one null block for each group, and refuses memory that is too small for all these."""
+    """The planner wants one null block for each group, and refuses memory that is too small for them."""
 
     def get_kv_cache_configs(
         specs: Sequence[Specs], memory: Sequence[int], limits: MemoryLimits

@@ -24,12 +24,12 @@ _state_bytes: Any = MambaSpec.__dict__["unpadded_page_size_bytes"]
 
 
 def plugged() -> Any:
-    """The reference with the plugin, or without it in a process with `-X kvref-no-plugin`."""
+    """The reference with the plugin in `acme.py`, or without it in a process with `-X kvref-no-plugin`."""
     if plugin_is_left_out():
         from kvref_conformance.targets.reference.target import ReferenceTarget
 
         return ReferenceTarget()
-    # The plugin first: importing the target looks for the classes that derive from the reference's.
+    # Import the plugin first: the target collects derived classes when it is imported.
     from kvref_conformance.targets.faults.acme import AcmePlatform
 
     def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
@@ -42,7 +42,7 @@ def plugged() -> Any:
     from kvref_conformance.targets.reference.target import ReferenceTarget
 
     class PluggedReference(ReferenceTarget):
-        """The reference with the plugin."""
+        """The reference with the plugin in `acme.py`."""
 
         @property
         def plugin(self) -> PluginInfo | None:

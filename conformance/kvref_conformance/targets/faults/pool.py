@@ -22,7 +22,7 @@ _enqueue = FastBlockPool._enqueue
 
 
 def found_blocks_counted_as_free() -> ReferenceTarget:
-    """When a free block is touched, it leaves the free list, but the number of free blocks stays the same."""
+    """When a free block is touched, it leaves the free list, but still counts as a free block."""
 
     def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
         before = _get_num_free_blocks(pool)
@@ -38,7 +38,7 @@ def found_blocks_counted_as_free() -> ReferenceTarget:
 
 
 def shared_blocks_counted_once() -> ReferenceTarget:
-    """To touch a block that is already referenced adds no reference."""
+    """Touching a block that is already referenced adds no reference."""
 
     def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
         _touch(pool, [block for block in blocks if not pool.get_ref_cnt(block)])

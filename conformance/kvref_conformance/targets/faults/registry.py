@@ -29,8 +29,8 @@ _init = CrossAttentionManager.__init__
 def base_of_the_farthest_ancestor() -> ReferenceTarget:
     """An unregistered class gets the uniform base of its farthest registered ancestor, not of its nearest.
 
-    It still gets the manager of the nearest. If the entry of any ancestor is overridden, the look-up is
-    right.
+    The class still gets the manager of its nearest registered ancestor. If the entry of any ancestor was
+    overridden, the whole look-up is correct.
     """
 
     def find(table: SpecTable, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
@@ -38,7 +38,7 @@ def base_of_the_farthest_ancestor() -> ReferenceTarget:
         overridden = any(table.entries[entry.kvcache_spec_cls] != entry for entry in entries)
         if spec_class in table.registered or overridden or not entries:
             return _find(table, spec_class)
-        # Not the nearest one's own base: it may be no ancestor of what the entry is for.
+        # The nearest entry comes first, and the farthest last.
         return replace(entries[0], uniform_type_base_spec=entries[-1].uniform_type_base_spec)
 
     break_it(SpecTable, "find", find)
@@ -66,7 +66,7 @@ def hook_never_run() -> ReferenceTarget:
 def built_ins_only_into_an_empty_table() -> ReferenceTarget:
     """A look-up registers the built-ins only while the table is empty (as vLLM does)."""
     shared = KVCacheSpecRegistry._shared
-    # One thread at a time: a race would be another fault.
+    # One thread at a time, because a race between threads would be a second fault.
     turn = threading.RLock()
 
     def table() -> SpecTable:

@@ -24,7 +24,10 @@ _extend = BlockHasher.extend
 
 
 def window_shorter_by_what_is_read_ahead() -> ReferenceTarget:
-    """With EAGLE, a hit drops its last block, but its window does not begin one earlier (vLLM PR 17398)."""
+    """With EAGLE, a hit drops its last block, but the look-up forgets that the window then moves.
+
+    The window of the shorter hit begins a block earlier, and that block may be missing (vLLM PR 17398).
+    """
 
     def find_longest_cache_hit(manager: SlidingWindowManager, hashes: Sequence[bytes], most: int) -> int:
         if not manager.use_eagle:
@@ -58,7 +61,7 @@ def block_read_ahead_gets_no_key() -> ReferenceTarget:
 
 
 def each_look_drops_a_block() -> ReferenceTarget:
-    """With EAGLE, a group drops one more block each time a look-up returns to it (vLLM issue 32802)."""
+    """With EAGLE, a group drops one more block each time the same look-up asks it (vLLM issue 32802)."""
 
     def dropping(find: Any) -> Any:
         def find_longest_cache_hit(
@@ -103,7 +106,7 @@ def one_list_cut_to_the_hit() -> ReferenceTarget:
 
 
 def common_if_held_often_enough() -> ReferenceTarget:
-    """A block counts as common if it has as many references as requests are running (vLLM issue 23130)."""
+    """A block is common if it has as many references as there are running requests (vLLM issue 23130)."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, new: int, **named: Any

@@ -41,7 +41,7 @@ def left_behind_and_not_new_again() -> ReferenceTarget:
 
 
 def given_up_twice_while_under_way() -> ReferenceTarget:
-    """To free a request in flight frees its shared blocks twice (sgl-project/sglang-jax PR 994)."""
+    """Freeing a request in flight frees its shared blocks twice (sgl-project/sglang-jax PR 994)."""
 
     def free(manager: KVCacheManager, request: Request) -> None:
         pool = manager.block_pool
@@ -56,7 +56,7 @@ def given_up_twice_while_under_way() -> ReferenceTarget:
 
 
 def reference_left_on_the_copy() -> ReferenceTarget:
-    """If an equal block is already cached, the block table switches to that block without a reference.
+    """If an equal block is already cached, the block table gets that block, but the block gets no reference.
 
     The reference stays on the request's own block (Avarok-Cybersecurity/atlas PR 373).
     """

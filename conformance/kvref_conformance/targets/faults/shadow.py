@@ -1,4 +1,4 @@
-"""Faults that change what a kernel reads. The laws `shadow.*` find them by that alone."""
+"""Faults that change what a kernel reads. The laws `shadow.*` find them, and look at nothing else."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def block_of_two_groups() -> ReferenceTarget:
 
 
 def found_blocks_handed_out() -> ReferenceTarget:
-    """The last new block of a request is a block of its own hit, which is evicted for that."""
+    """The pool evicts a block of a request's hit, and allocates it as the last new block of that request."""
 
     def allocate(
         coordinator: KVCacheCoordinator,
@@ -201,12 +201,12 @@ def drafts_get_keys() -> ReferenceTarget:
 
 
 def sharer_bound_to_another_owner() -> ReferenceTarget:
-    """A layer that shares a cache gets the first cache with the same kind of pages, even if it is wrong."""
+    """A layer that shares a cache gets the first cache with the same page layout, even if it is wrong."""
     return bound_to_another_owner(lambda sharer, targets: True)
 
 
 def bound_to_another_owner(concerns: Callable[[str, Mapping[str, str]], bool]) -> ReferenceTarget:
-    """Bind each layer that `concerns` selects to the first cache with pages that are laid out alike."""
+    """Bind each layer that `concerns` selects to the first cache with the same page layout as its own."""
 
     def share_kv_caches(kv_caches: KVCaches, targets: Mapping[str, str]) -> None:
         _share_kv_caches(kv_caches, targets)

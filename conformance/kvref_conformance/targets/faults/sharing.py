@@ -29,7 +29,7 @@ Targets = Mapping[str, str]
 
 
 def states_and_content_exchanged() -> ReferenceTarget:
-    """A layer that shares sees the axes of states and content swapped."""
+    """A layer that shares a cache sees the axes of states and of content swapped."""
 
     def share_kv_caches(kv_caches: KVCaches, targets: Targets) -> None:
         _share(kv_caches, targets)

@@ -167,7 +167,7 @@ def chunks_not_compared() -> ReferenceTarget:
 
 
 def windows_compared_before_kinds() -> ReferenceTarget:
-    """To compare a windowed spec with others reads the window of each, even of those that have none."""
+    """Comparing a windowed spec with others reads the window of each, even of a spec without one."""
 
     def is_uniform(spec: KVCacheSpec, layers: Mapping[str, Any]) -> bool:
         if not isinstance(spec, SlidingWindowSpec):
@@ -193,7 +193,7 @@ def state_padding_ignored() -> ReferenceTarget:
 
 
 def padding_stored_at_copy() -> ReferenceTarget:
-    """A copy with a new block size fixes the padding that results from `alignment` in `page_size_padded`."""
+    """A copy with a new block size stores the padding from `alignment` in the field `page_size_padded`."""
 
     def copy_with_new_block_size(spec: AttentionSpec, block_size: int) -> AttentionSpec:
         if spec.alignment is None:
@@ -227,7 +227,7 @@ def block_size_not_compared_in_merge() -> ReferenceTarget:
 
 
 def one_state_counted() -> ReferenceTarget:
-    """A recurrent layer's memory counts the running state and drafts' states, none of steps in flight."""
+    """A recurrent layer's memory has the running state and drafts' states, but none of steps in flight."""
 
     def max_memory_usage_bytes(spec: MambaSpec, limits: MemoryLimits) -> int:
         return spec.page_size_bytes * (1 + spec.num_speculative_blocks)

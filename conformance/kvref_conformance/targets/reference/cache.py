@@ -83,7 +83,7 @@ def watch(manager: KVCacheManager) -> None:
         return int(CURRENT.needed)
 
     def must_wait(hits: Sequence[Sequence[int]]) -> bool:
-        # A request that has to wait says so by needing more blocks than there are.
+        # If the request must wait, record a need of as many blocks as there are, which is never granted.
         CURRENT.needed = manager.block_pool.num_gpu_blocks if wait(hits) else 0
         return bool(CURRENT.needed)
 

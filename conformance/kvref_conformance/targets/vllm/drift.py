@@ -97,7 +97,7 @@ def reached(
     CLASSES[spec["class"]] = used_class
     used = make(spec)
     for stage in (plan, serve):
-        # If a stage refuses, it does so for both classes. What was reached until then counts.
+        # If a stage raises for one class, it raises for the other, too. What it reached until then counts.
         with suppress(Exception):
             stage(used)
     return sorted(set(found))

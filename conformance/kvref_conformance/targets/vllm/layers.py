@@ -121,7 +121,7 @@ def backend_of(spec: Any, layout: str, kernel_block_size: int | None) -> type[An
         def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
             return [kernel_block_size if splits else MultipleOf(1)]
 
-        # Releases that leave layouts to backends ask for the rest.
+        # In releases where each backend has its own layout, vLLM also calls the methods below.
         @staticmethod
         def get_kv_cache_shape(
             num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"

@@ -296,5 +296,5 @@ def engine_config(specs: Mapping[str, Any], max_model_len: int, max_in_flight_to
 
 
 def first_layout() -> Any:
-    """vLLM's first layout. Each layer has memory of its own in it, so all groups need pages of one size."""
+    """vLLM's first layout. There, each layer has memory of its own, so all groups need pages of one size."""
     return next(iter(import_module("vllm.v1.kv_cache_layout").KVCacheLayout))

@@ -89,8 +89,9 @@ def reached(
     used_manager = recording(manager_class, of_manager, lambda name: found.append(f"manager.{name}"), derived)
     if derived:
         KVCacheSpecRegistry.register(used_class, used_manager, base)
-    CLASSES[spec["class"]] = used_class # If `use` raises for the watched class, it also raises for the
-    original. What it reached until then counts. with suppress(Exception):
+    CLASSES[spec["class"]] = used_class
+    # If `use` raises for one class, it raises for the other, too. What it reached until then counts.
+    with suppress(Exception):
         use(make(spec))
     return sorted(set(found))
 

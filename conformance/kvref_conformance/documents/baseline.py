@@ -33,7 +33,7 @@ class Known:
     trace: Trace
     cause: Cause | None = None
     reason: str = ""
-    """Why the finding is accepted, if there is no cause or more to say than the cause says."""
+    """Why the finding is accepted. Empty if the cause says it all."""
     link: str = ""
 
     @property

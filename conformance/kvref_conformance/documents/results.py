@@ -59,8 +59,8 @@ class Row:
     If the law breaks in several ways, there is a row for each way, its `facet` (a field that a merge loses,
     for example). `seconds` is the time of the whole *unit*, the process that explored the workload for this
     subject; several laws may share a unit. `exploring_seconds` is the time that the unit took to make its
-    drawn examples, perform their operations and judge them; `steps` is the number of these operations. The
-    same counts for driven examples, which are faster, are `driven_seconds` and `driven_steps`.
+    drawn examples, perform their operations and judge them; `steps` is the number of these operations.
+    Driven examples are faster, so `driven_seconds` and `driven_steps` count them apart.
     """
 
     law: str
@@ -163,7 +163,7 @@ class Result:
     def failing(self) -> list[Row]:
         """The rows that make the run fail: stale rows and broken laws.
 
-        Without `strict`, broken laws of robustness do not make it fail.
+        Without `strict`, a broken law of robustness does not count.
         """
         return [
             row

@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 NO_PLUGIN = "-Xkvref-no-plugin"
-"""An interpreter flag. A process with this flag has no plugin, and serves as a comparison."""
+"""An interpreter flag. A process with this flag does not load the plugin, so that laws can compare."""
 
 
 def plugin_is_left_out() -> bool:

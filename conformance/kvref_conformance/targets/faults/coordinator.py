@@ -69,7 +69,7 @@ def last_full_block_gets_no_key() -> ReferenceTarget:
 
 
 def two_units_for_reading_ahead() -> ReferenceTarget:
-    """With EAGLE, the last full blocks are not cached, although each hit already leaves out a block."""
+    """With EAGLE, the last full blocks are not cached, although each hit leaves out a block already."""
 
     def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
         less = manager.scheduler_block_size if manager.use_eagle else 0

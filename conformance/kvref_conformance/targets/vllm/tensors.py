@@ -234,7 +234,7 @@ def layer_facts(layer: str) -> LayerTensors:
 
 
 def content_size(spec: Any) -> int:
-    """Bytes of a page without padding. Specs of recurrent layers do not have them, so they are computed."""
+    """Bytes of a page without padding. Specs of recurrent layers lack this field, so kvref computes it."""
     size = unpadded_page_size(spec)
     return int(replace(spec, page_size_padded=None).page_size_bytes if size is None else size)
 

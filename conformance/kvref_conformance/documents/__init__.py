@@ -1,5 +1,7 @@
-"""The plain data of a run, with its JSON schemas.
+"""The plain data that a run reads and writes, and its JSON schemas.
 
-The profile, capabilities and the baseline go in. Rows and results, traces, and differences between two
-reports come out. This package may import `laws` and `targets`.
+A run reads a profile, capabilities and a baseline. It writes a result, which has a row for each law, subject
+and facet, and a trace for each finding. `diff.py` compares two reports.
+
+This package may import `laws` and `targets`.
 """

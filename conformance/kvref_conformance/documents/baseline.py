@@ -1,4 +1,4 @@
-"""The known findings of a release of a target, each with its trace."""
+"""Read and write baselines: the known findings of a release of a target, each with its trace."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kvref_conformance.documents.results import Result, Row, Status, Trace
 
 
 class BaselineError(ValueError):
-    """Why a baseline cannot be used."""
+    """A baseline cannot be used. The message says why."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A known finding, and why it is accepted for now.
+    """An entry of a baseline: a known finding, and why it is accepted for now.
 
-    Law, subject and facet identify the finding. Its trace decides whether the finding is still there. Other
-    traces with the same facet count as the same finding, because examples differ between seeds. An entry has
-    a cause, a reason, or both.
+    Law, subject and facet identify the finding. kvref replays `trace` to see whether the finding is still
+    there. If another example breaks the law for the same subject in the same facet, this counts as the same
+    finding, because examples differ between seeds. Each entry has a cause, a reason, or both.
     """
 
     law: str
@@ -33,7 +33,7 @@ class Known:
     trace: Trace
     cause: Cause | None = None
     reason: str = ""
-    """What the cause does not say."""
+    """Why the finding is accepted. Empty if the cause says it all."""
     link: str = ""
 
     @property
@@ -42,13 +42,13 @@ class Known:
 
     @property
     def message(self) -> str:
-        """Why the finding is known: its own reason, or the title of its cause."""
+        """Why the finding is accepted: the entry's reason or, if it has none, the title of the cause."""
         return self.reason or (self.cause.title if self.cause else "")
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The known findings of one release; `name` is None if there is no baseline."""
+    """The known findings of one release. `name` is None if there is no baseline."""
 
     name: str | None
     known: tuple[Known, ...] = ()
@@ -68,7 +68,7 @@ def load(path: Path) -> Baseline:
 
 
 def shipped(target: str, version: str) -> Baseline:
-    """The shipped baseline of a release, or `NO_BASELINE`."""
+    """The baseline that kvref ships for a release of a target, or `NO_BASELINE` if it ships none."""
     name = f"{target}-{version}"
     file = _shipped_files().get(name)
     return _parse(name, file.read_text(encoding="utf-8")) if file else NO_BASELINE
@@ -96,7 +96,7 @@ def _parse(name: str, text: str) -> Baseline:
 
 
 def _own_entries(name: str) -> list[Known]:
-    """The entries that a shipped baseline has itself, without those that it lists in `as_in`."""
+    """The entries that a shipped baseline has in full, without those that it takes from others (`as_in`)."""
     file = _shipped_files().get(name)
     if file is None:
         raise BaselineError(f"there is no shipped baseline {name}")
@@ -113,10 +113,10 @@ def _known(entry: dict[str, Any]) -> Known:
 
 
 def save(result: Result, path: Path) -> None:
-    """Write the findings of a run as a baseline to review. Known findings keep their causes and reasons.
+    """Write the findings of a run as a baseline. Known findings keep their causes and reasons.
 
-    You write the cause or the reason of each new finding by hand. If the baseline of another version has an
-    entry with the same cause, reason and trace, the entry is only listed in `as_in`.
+    A new finding gets the reason "NOT REVIEWED". Replace that by hand with a cause or a reason. If kvref
+    ships an equal entry in the baseline of another version, the new baseline only refers to it (`as_in`).
     """
     entries = [
         Known(

@@ -13,7 +13,7 @@ class Capability:
     Attributes:
         value: the JSON Schema of the capability's value.
         what: what the value means.
-        parts: the parts of a target whose workloads and laws depend on the capability.
+        parts: the parts of a target, such as `pool`, whose workloads and laws depend on the capability.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The causes of known findings: one for each mistake, so that many findings can be shown as one."""
+"""The causes of known findings. Findings with the same cause appear together in reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Severity(StrEnum):
-    """The worst consequence of a cause; the worst first."""
+    """The worst consequence that a cause can have. The members are sorted, the worst first."""
 
     WRONG_OUTPUT = "wrong output"
     CRASH = "crash"
@@ -25,8 +25,8 @@ class Severity(StrEnum):
 class Cause:
     """A mistake in the target. One fix removes all findings of a cause.
 
-    `title` is one sentence: what the target does wrong, and what follows. `detail` has the rest, `link` the
-    issue or pull request upstream.
+    `title` is one sentence: what the target does wrong, and what that leads to. `detail` says more. `link` is
+    the URL of the issue or pull request in the target's project.
     """
 
     id: str
@@ -37,7 +37,7 @@ class Cause:
 
 
 class Caused(Protocol):
-    """A known finding or its row."""
+    """Anything that may have a cause: an entry of a baseline, or a row of a result."""
 
     @property
     def cause(self) -> Cause | None: ...
@@ -47,7 +47,10 @@ T = TypeVar("T", bound=Caused)
 
 
 def by_cause(items: Iterable[T]) -> dict[Cause, list[T]]:
-    """The items of each cause, the worst severity first. Items without a cause are left out."""
+    """Group items by cause. Items without a cause are left out.
+
+    Causes with the worst severity come first. Among equals, the cause with the most items comes first.
+    """
     found: dict[Cause, list[T]] = {}
     for item in items:
         if item.cause is not None:

@@ -22,7 +22,7 @@ class UnusableReport(ValueError):
 
 
 class Kind(StrEnum):
-    """How a row changed; the worst first."""
+    """How the result of a law changed for one subject and facet. The members are sorted, the worst first."""
 
     BROKEN = "broken"
     STALE = "stale"
@@ -45,7 +45,11 @@ _KINDS = {
     Status.NOT_APPLICABLE: Kind.UNJUDGED,
     Status.DECLARED_GAP: Kind.UNJUDGED,
 }
-"""The kind of change for a row that now has this state and did not hold before."""
+"""The kind of change for a row that now has this status.
+
+There is no change if the row's old status has the same kind. If the row now holds, or if the old report lacks
+it, `_change` decides.
+"""
 
 _BADNESS = {
     Status.HOLDS: 0,
@@ -59,7 +63,10 @@ _BADNESS = {
     Status.STALE: 3,
     Status.BROKEN: 3,
 }
-"""A row that is missing or not judged is worse than one that holds, and no better than a known one."""
+"""How bad each status is. A change to a higher number is a change for the worse. None is a missing row.
+
+A row that is missing or not judged is as bad as a known finding.
+"""
 
 _OF_THE_WHOLE = (Status.HOLDS, Status.NOT_APPLICABLE, Status.DECLARED_GAP, Status.INCOMPLETE)
 _CONDITIONS = ("depth", "seed", "strict", "baseline", "profile")
@@ -71,7 +78,7 @@ Rows = dict[str, Row]
 
 @dataclass(frozen=True)
 class Change:
-    """A row that changed. `row` is the new row, or the old one if the new report lacks it."""
+    """A row that changed. `row` is from the new report, or from the old one if the new report lacks it."""
 
     kind: Kind
     worse: bool
@@ -83,7 +90,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition that differs between the reports, and that may explain a change by itself."""
+    """A setting or version that differs between the two checks, and that alone may explain a change."""
 
     what: str
     old: Any
@@ -105,7 +112,7 @@ class Diff:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a report.json, or the one in a report's folder. Raises `UnusableReport`."""
+    """Read a report from its folder or from its report.json. Raises `UnusableReport`."""
     path = path / "report.json" if path.is_dir() else path
     try:
         document = json.loads(path.read_bytes())
@@ -128,7 +135,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff:
-    """The changes between two `kvref.report/1` documents."""
+    """Compare two `kvref.report/1` documents."""
     before, after = _by_subject(old, new), _by_subject(new, old)
     changes: list[Change] = []
     for law in dict.fromkeys([*after, *before]):
@@ -139,7 +146,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff:
 
 
 def _by_subject(report: Mapping[str, Any], other: Mapping[str, Any]) -> dict[tuple[str, str], Rows]:
-    """The report's rows by law and subject, without those that the other report was not meant to judge."""
+    """The rows of a report, by law and subject. Leaves out what the other check was told not to judge."""
     selected = other.get("selected", {})
     found: dict[tuple[str, str], Rows] = {}
     for row in report["laws"]:
@@ -181,18 +188,18 @@ def _change(facet: str, row: Row, old: Status | None, new: Status | None) -> Ite
 
 
 def _ways(rows: Rows) -> list[str]:
-    """The facets in which the law breaks or may break."""
+    """The facets in which the law breaks or may break, "" included if its row is not about the whole law."""
     return [facet for facet in rows if facet or _whole(rows) is None]
 
 
 def _whole(rows: Rows) -> Status | None:
-    """The status of the row about the whole law and subject; None if there is no such row."""
+    """The status of the row that is about the law as a whole, in all its facets. None without that row."""
     status = Status(rows[""]["status"]) if "" in rows else None
     return status if status in _OF_THE_WHOLE else None
 
 
 def _state(rows: Rows, facet: str) -> Status:
-    """The status of one facet."""
+    """The status of a facet. A facet without a row has the status of the law as a whole."""
     if facet in _ways(rows):
         return Status(rows[facet]["status"])
     # With very many facets, the last row's message names some that have no row.
@@ -215,7 +222,7 @@ def _conditions(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Cond
 
 
 def _selection(report: Mapping[str, Any]) -> dict[str, str]:
-    """What the report was meant to judge, in words."""
+    """Say in words which laws and subjects the check was told to judge."""
     selected = report.get("selected", {})
     laws = f"{len(selected['laws'])} of them" if "laws" in selected else "all"
     return {"laws": laws, "subjects": ", ".join(selected.get("subjects", ["all"]))}

@@ -1,4 +1,4 @@
-"""A folder of documents that kvref owns: claim it, and write each file in one step."""
+"""Check that kvref may write documents to a folder, and write each of them in one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvref_conformance.documents.schemas import REPORT
 
 
 class ForeignDirectory(ValueError):
-    """The folder holds something other than an earlier report, so nothing is written to it."""
+    """The folder holds something other than an earlier report. kvref does not write to it."""
 
     def __init__(self, directory: Path, reason: str, what: str = "report") -> None:
         super().__init__(
@@ -22,12 +22,14 @@ class ForeignDirectory(ValueError):
 
 
 def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
-    """Create the folder, or check that it is empty or holds an earlier report (or whatever `what` names).
+    """Create the folder. If it exists, check that it is empty or holds an earlier document of the same kind.
 
-    `write_report` calls this, too. Call it before a long run, so that you do not lose the result.
+    `what` is the kind of document (its file is `{what}.json`), and `schema` is the name of its schema.
+    `write_report` also calls this function. Call it yourself before a long run, so that you learn of an
+    unusable folder before you wait for the result.
 
     Raises:
-        ForeignDirectory: the directory is in other use.
+        ForeignDirectory: the folder holds something else, or is not a folder.
     """
 
     def foreign(reason: str) -> ForeignDirectory:
@@ -50,18 +52,22 @@ def claim(directory: Path, what: str = "report", schema: str = REPORT) -> None:
         raise foreign(f"its {name} is not a {schema}")
     for folder in ("traces", "repro"):
         path = directory / folder
-        # Through a link, stale files would be removed and new ones written somewhere else.
+        # If this were a link, kvref would remove stale files and write new ones somewhere else.
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise foreign(f"its {folder} is not a directory of its own")
 
 
 def as_json(document: object) -> bytes:
-    """Indented JSON in ASCII, so that printing the file sends no control codes of a target to a terminal."""
+    """Write a document as indented JSON in ASCII.
+
+    A target's strings may have control codes. As ASCII JSON, they cannot reach your terminal if you print the
+    file.
+    """
     return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode("ascii")
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace the file in one step: a reader sees the old content or the new one, never half of it."""
+    """Replace the file in one step. A reader sees the old content or the new content, never a part of it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:

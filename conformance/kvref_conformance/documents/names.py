@@ -1,4 +1,4 @@
-"""The names of a report's files, which follow from their content."""
+"""The names of the files in a report's folder. Names of traces and programs follow from their content."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ BADGE = "badge.json"
 
 
 def slug(text: str, limit: int = 80) -> str:
-    """The text as part of a file name: ASCII letters, digits, `.`, `_` and `-`, never hidden or empty."""
+    """Turn a text into a part of a file name. It has only ASCII letters, digits, `.`, `_` and `-`.
+
+    The result is never empty and does not begin with a dot, which would hide the file.
+    """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text[: 4 * limit]).lstrip(".-")[:limit] or "law"
 
 
 def trace_digest(trace: Trace) -> str:
-    """Eight hex digits that name a trace: same law, subject, facet and runs, same digest."""
+    """Eight hexadecimal digits that identify a trace by its law, subject, facet and runs."""
     named = plain([trace["law"], trace["subject"], trace["facet"], trace["runs"]])
     canonical = json.dumps(named, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:8]
 
 
 def trace_name(row: Row) -> str | None:
-    """Where the report directory keeps the trace of a row."""
+    """The path of a row's trace within the report's folder. None if the row has no trace."""
     return f"traces/{_stem(row)}.json" if row.trace is not None else None
 
 
 def repro_name(row: Row) -> str | None:
-    """Where the report directory keeps the stand-alone program of a row."""
+    """The path of a row's stand-alone program within the report's folder. None if the row has no program."""
     return f"repro/{_stem(row)}.py" if row.program is not None else None
 
 
@@ -44,7 +47,10 @@ def _stem(row: Row) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Strict JSON for any value: what JSON cannot say becomes `{"opaque": repr}`, as in `kvref.target`."""
+    """Turn any value into plain data that strict JSON can express.
+
+    A value that JSON cannot express becomes `{"opaque": repr}`, as in `kvref.target`.
+    """
     match value:
         case None | bool() | int() | str():
             return value

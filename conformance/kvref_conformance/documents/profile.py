@@ -1,4 +1,4 @@
-"""What a vendor declares of an implementation (docs/profile.md)."""
+"""Profiles: what a vendor declares about an implementation (docs/profile.md)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["NO_PROFILE", "Gap", "KnownFailure", "Profile", "ProfileError", "choo
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A failure that is accepted up to and including a day; the facet None means any facet."""
+    """A failure that the vendor accepts up to and including a day. The facet None stands for any facet."""
 
     law: str
     subject: str
@@ -57,7 +57,7 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class Gap:
-    """Laws that are not run for some subjects; law and subject are globs."""
+    """Laws that kvref does not run for some subjects. `law` and `subject` are globs, such as `spec.*`."""
 
     law: str
     subject: str
@@ -65,7 +65,7 @@ class Gap:
     place: str
 
     def covers(self, law: str, subject: str) -> bool:
-        # Every other law feeds this one: there is nothing to leave out.
+        # All operations feed `target.answers`, so it cannot be left out.
         return (
             law != ANSWERS.id
             and fnmatch.fnmatchcase(law, self.law)
@@ -75,18 +75,18 @@ class Gap:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a vendor declares, checked as far as possible without the target."""
+    """What a vendor declares about a target, checked as far as possible without loading that target."""
 
     source: Source | None = None
     known: tuple[KnownFailure, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    """Gaps from `[[gap]]`, then those that follow from capabilities."""
+    """The gaps that the profile lists in `[[gap]]`, then those that follow from its capabilities."""
     notes: tuple[str, ...] = ()
-    """Why the profile is not used, or where it and the target contradict each other."""
+    """Messages to the user: why kvref does not use the profile, or where the target contradicts it."""
 
     @property
     def name(self) -> str | None:
-        """The file, and the profile's label if the file has several."""
+        """The path of the profile's file. If the file has several profiles, the label follows in brackets."""
         if self.source is None:
             return None
         return f"{self.source.path} [{self.label}]" if self.label else str(self.source.path)
@@ -100,30 +100,29 @@ class Profile:
 
     @property
     def target(self) -> str | None:
-        """The target that the profile is for."""
         name: str | None = self._document.get("target")
         return name
 
     @property
     def depth(self) -> str | None:
-        """The depth of a check, which sets how many examples it makes."""
+        """The declared depth of a check. It sets how many examples the check makes."""
         depth: str | None = self._document.get("depth")
         return depth
 
     @property
     def budget(self) -> float | None:
-        """Seconds after which a check stops."""
+        """Seconds after which a check stops, as declared."""
         budget: float | None = self._document.get("budget")
         return budget
 
     @property
     def stubs(self) -> tuple[str, ...]:
-        """Modules that are replaced by stubs."""
+        """Modules that kvref replaces by stubs, because they need hardware."""
         return tuple(self._document.get("stubs", ()))
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Folders to import from first; relative ones are relative to the profile's file."""
+        """Folders to import from first. In the file, relative paths start from the folder of the file."""
         folder = self.source.path.parent if self.source else Path()
         return tuple(str(folder / path) for path in self._document.get("path", ()))
 
@@ -135,7 +134,7 @@ class Profile:
 
     @property
     def strategies(self) -> dict[str, dict[str, list[Any]]]:
-        """The declared values of fields, by class and field."""
+        """The values that examples may give to fields of specs, by spec class and field, as declared."""
         menus: dict[str, dict[str, list[Any]]] = self._document.get("strategies", {})
         return menus
 
@@ -144,18 +143,18 @@ class Profile:
         return self.source.document if self.source else {}
 
     def gap(self, law: str, subject: str) -> Gap | None:
-        """The gap that the subject is in, if any."""
+        """The first gap that covers this law and subject, or None."""
         return next((gap for gap in self.gaps if gap.covers(law, subject)), None)
 
     def known_for(self, law: str, subject: str) -> list[KnownFailure]:
         return [entry for entry in self.known if (entry.law, entry.subject) == (law, subject)]
 
     def failure(self, row: Row) -> KnownFailure | None:
-        """The known failure that covers a broken row, if any."""
+        """The first known failure that covers a broken row, or None."""
         return next((entry for entry in self.known if entry.covers(row)), None)
 
     def declarations(self) -> Iterator[str]:
-        """A line for each declaration."""
+        """Everything that the profile declares, one line of text for each declaration."""
         for key in ("target", "stubs", "path", "depth", "budget"):
             if key in self._document:
                 yield f"{key} = {json.dumps(self._document[key])}"
@@ -171,10 +170,11 @@ class Profile:
                 yield f"strategy {class_name}.{field} = {json.dumps(values)}"
 
     def beside(self, description: Description) -> Profile:
-        """The profile, with a note for each capability that the target itself declares differently.
+        """Return the profile, with a note for each capability in which it contradicts the target's own value.
 
-        The profile wins. It may leave out values of a list, so that they are not checked; values that the
-        target does not have are a contradiction.
+        The value in the profile counts. If the value is a list, the profile may leave out values that the
+        target lists; kvref then does not check them, and there is no note. A value that only the profile
+        lists is a contradiction.
         """
         if self.source is None:
             return self
@@ -190,10 +190,11 @@ class Profile:
         return replace(self, notes=(*self.notes, *notes))
 
     def apply(self, description: Description) -> Description:
-        """The description of the target with the profile's declarations in it.
+        """Return the description of the target with the profile's capabilities and field values in it.
 
         Raises:
-            ProfileError: the profile names classes, fields or subjects that the target does not have.
+            ProfileError: the profile names a class, field or subject that the target does not have, or lists
+                a known failure of a law that is not run.
         """
         if self.source is None:
             return description
@@ -212,7 +213,7 @@ class Profile:
         return applied
 
     def _strangers(self, description: Description) -> Iterator[Problem]:
-        """Declarations about classes, fields or subjects that the target does not have."""
+        """Find declarations that do not fit the target: see `apply`."""
         classes = {info["name"]: info for info in description["classes"]}
         for capability in ("own_tables", "page_scaling"):
             for name in self.capabilities.get(capability, ()):
@@ -249,11 +250,13 @@ NO_PROFILE = Profile()
 
 
 def choose_profile(choice: str | None, target: str | None) -> Profile:
-    """The profile to use: from the chosen file, or from the current folder if it is for the target, or none.
+    """Find the profile to use: in the chosen file, or in the current folder if it is for this target.
+
+    If there is none, the result is a profile that declares nothing.
 
     Args:
-        choice: a file, "none", or None if the caller names no profile.
-        target: a target, or the name of one of several profiles in the file; None if the caller names none.
+        choice: the path of a file, "none" for no profile, or None if the user chose nothing.
+        target: a target, or the name of one of several profiles in the file, or None if the user named none.
 
     Raises:
         ProfileError: the profile cannot be used.
@@ -288,7 +291,7 @@ def choose_profile(choice: str | None, target: str | None) -> Profile:
 
 
 def _alike(target: str | None, other: str) -> bool:
-    """Whether both are the same target, in any release; None matches any."""
+    """Whether both names mean the same target, in whatever release. None matches every target."""
     return target is None or without_release(target)[0] == without_release(other)[0]
 
 
@@ -319,7 +322,7 @@ def _checked(source: Source) -> Profile:
 
 
 def _mistakes(source: Source) -> Iterator[Problem]:
-    """Entries that have the right shape but make no sense."""
+    """Find entries that fit the schema and are wrong all the same, such as unknown laws or expired dates."""
     document = source.document
     if "target" in document:
         try:
@@ -392,16 +395,16 @@ def _mistakes_in_gaps(entries: Iterable[dict[str, Any]]) -> Iterator[Problem]:
 
 
 def _turned_off(name: str, value: Any) -> list[str]:
-    """The laws that do not apply if the capability has this value."""
+    """The laws that do not apply if a capability has this value."""
     return [law.id for law in LAWS.values() if name in law.capabilities and value is False]
 
 
 def _declared(name: str, entry: Any) -> tuple[Any, str]:
-    """The value of a capability, and its reason or ""."""
+    """The value that an entry declares for a capability, and the entry's reason or ""."""
     return (entry["value"], entry.get("reason", "")) if _has_reason(name, entry) else (entry, "")
 
 
 def _has_reason(name: str, entry: Any) -> bool:
-    """Whether a capability is given as `{value, reason}` rather than as a plain value."""
+    """Whether the entry of a capability is a table `{value, reason}`, not the plain value."""
     is_table = CAPABILITIES[name].value["type"] == "object"
     return isinstance(entry, dict) and ("value" in entry or not is_table)

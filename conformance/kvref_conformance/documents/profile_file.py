@@ -1,4 +1,4 @@
-"""Find and read the file of a profile, and check it against the schema."""
+"""Find the file with a profile, read it, and check it against the profile's schema."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from kvref_conformance.documents.toml_lines import Toml, TomlError
 FILE = "kvref.toml"
 PYPROJECT = "pyproject.toml"
 TABLE = ("tool", "kvref")
-"""Where a profile is in `pyproject.toml`."""
+"""The table of `pyproject.toml` that holds a profile."""
 
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
-"""What the name of a profile may be, where a file has several."""
+"""A regular expression for the name of a profile. Profiles have names if a file has several of them."""
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be used. The message has a paragraph for each problem, with its line."""
+    """A profile cannot be used. The message has a paragraph for each problem, with the line of the file."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with the value at `path` in a profile."""
+    """A mistake in a profile. `path` leads to the wrong value, and `text` says what is wrong."""
 
     path: tuple[str | int, ...]
     text: str
@@ -39,7 +39,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Source:
-    """A file and the profile in it, or all its profiles. Dates are strings."""
+    """A file, and the table in it that holds one profile, or several of them.
+
+    `root` leads to the table, and `document` is its content, with dates as strings.
+    """
 
     path: Path
     toml: Toml
@@ -48,11 +51,11 @@ class Source:
 
     @property
     def names(self) -> list[str]:
-        """Names of the profiles, if the file has several."""
+        """The names of the profiles, if the file has several. Otherwise, an empty list."""
         return list(self.document.get("targets", ()))
 
     def named(self, name: str) -> Source:
-        """One of several profiles, by its name."""
+        """The source of one profile only, if the file has several."""
         return replace(self, root=(*self.root, "targets", name), document=self.document["targets"][name])
 
     def line(self, path: tuple[str | int, ...]) -> int:
@@ -62,7 +65,7 @@ class Source:
         return f"{self.path}:{self.line(path)}"
 
     def refuse(self, problems: Iterable[Problem]) -> None:
-        """Raise `ProfileError` if there is any problem. It lists them by line."""
+        """Raise a `ProfileError` that lists the problems by line. Without any problem, do nothing."""
         found = []
         for problem in problems:
             line = self.line(problem.path)
@@ -75,7 +78,7 @@ class Source:
 
 
 def find(folder: Path) -> Path | None:
-    """The file in a folder that has a profile: `kvref.toml`, else `pyproject.toml`, else None."""
+    """Find the file with a profile in a folder: `kvref.toml`, else a `pyproject.toml` that has a profile."""
     own, project = folder / FILE, folder / PYPROJECT
     if own.is_file():
         return own
@@ -97,13 +100,13 @@ def read(path: Path) -> Source:
 
 
 def meant(name: str, options: Iterable[str]) -> str:
-    """A hint to append to a message: the option that is most like a wrong name. "" if no option is close."""
+    """A hint for a message about a wrong name: the option with the closest spelling, or "" without one."""
     close = difflib.get_close_matches(name, list(options), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def problems_of(value: Any, form: dict[str, Any], path: tuple[str | int, ...]) -> Iterator[Problem]:
-    """The problems of a value that does not fit a JSON Schema."""
+    """Check a value against a JSON Schema, and yield a problem for each mistake."""
     for error in Draft202012Validator(form).iter_errors(value):
         place = (*path, *error.absolute_path)
         match error.validator:
@@ -146,7 +149,7 @@ _KINDS = {
 
 
 def _wanted(error: ValidationError) -> str:
-    """What the schema wants instead of a value."""
+    """Say in words what the schema requires in place of the wrong value."""
     form: Any = error.schema
     match error.validator:
         case "type":

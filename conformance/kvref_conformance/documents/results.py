@@ -1,4 +1,4 @@
-"""What a run found: one `Row` per law, subject and facet, and the verdict they add up to."""
+"""The result of a run: a `Row` for each law, subject and facet, and the verdict that follows from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Verdict(StrEnum):
 
 
 ALSO_BREAKS = "; also breaks in: "
-"""In the message of a row, in front of the facets that were not reduced and have no row."""
+"""If a law breaks in very many facets, kvref reduces only some, and only these have rows.
+
+In the message of the last row, this text comes before the names of the other facets.
+"""
 
 EXIT_CODES = {
     Verdict.CONFORMANT: 0,
@@ -53,10 +56,11 @@ EXIT_USAGE = 2
 class Row:
     """The result of one law for one subject.
 
-    A law that breaks in several ways has one row for each `facet` (the field that is lost, for example).
-    `seconds` covers the whole unit of work that fed the law. `exploring_seconds` is the time to make its
-    examples, perform their `steps` and judge them. Driven examples, which are faster, have counts of their
-    own.
+    If the law breaks in several ways, there is a row for each way, its `facet` (a field that a merge loses,
+    for example). `seconds` is the time of the whole *unit*, the process that explored the workload for this
+    subject; several laws may share a unit. `exploring_seconds` is the time that the unit took to make its
+    drawn examples, perform their operations and judge them; `steps` is the number of these operations.
+    Driven examples are faster, so `driven_seconds` and `driven_steps` count them apart.
     """
 
     law: str
@@ -72,14 +76,14 @@ class Row:
     driven_seconds: float = 0.0
     message: str = ""
     cause: Cause | None = None
-    """The cause of what is known, if the baseline names one."""
+    """The cause of a known finding, if the baseline names one."""
     expected: str = ""
     observed: str = ""
     trace: Trace | None = None
     program: str | None = None
-    """Source of the stand-alone program, for what broke in this run, and for one row of each known cause."""
+    """Source of the stand-alone program. Broken rows have one, and so has one row of each known cause."""
     events: list[list[dict[str, Any]]] | None = None
-    """What the operations of the trace answered, by run, for what is broken."""
+    """For a broken row: the operations of each run of the trace, with their outcomes."""
 
     @property
     def title(self) -> str:
@@ -93,10 +97,11 @@ class Row:
 
 @dataclass(frozen=True)
 class FileReached:
-    """A file that the target has loaded, and that has functions.
+    """A file that the target has loaded, with at least one function, and the lines that laws reached in it.
 
-    `lines` are the lines inside functions. `branches` are the jumps that were never taken, although the lines
-    at both ends were reached. A negative end means that the jump leaves the function.
+    `lines` are all lines inside functions, and `unreached` those that no law reached. `laws` has the reached
+    lines, by law. `branches` has the jumps that no law caused, although the lines at both ends were reached.
+    If the end of a jump is negative, the jump leaves the function.
     """
 
     name: str
@@ -112,16 +117,16 @@ class FileReached:
 
 @dataclass(frozen=True)
 class Reached:
-    """The lines of the target's own files that laws reached. Files with more unreached lines come first."""
+    """The lines of the target's own files that laws reached. Files are sorted, most unreached lines first."""
 
     modules: Sequence[str]
     without: Sequence[str]
     files: Sequence[FileReached]
     not_loaded: Sequence[str]
     unread: Sequence[str]
-    """Files that cannot be read as Python here."""
+    """Files that this version of Python cannot parse."""
     ended_early: Sequence[str]
-    """Units that died, or were cut: what they reached last is not known."""
+    """Units that died or ran out of time. The last lines that they reached are not known."""
 
     @property
     def lines(self) -> int:
@@ -134,10 +139,10 @@ class Reached:
 
 @dataclass
 class Result:
-    """A whole run, as `report.json` has it."""
+    """The result of a whole run, with everything that `report.json` says."""
 
     target: dict[str, Any]
-    """name, version, plugin, capabilities."""
+    """The target's name, version, plugin and capabilities."""
     seed: int
     depth: str
     strict: bool
@@ -145,18 +150,21 @@ class Result:
     environment: dict[str, str]
     profile: str | None = None
     selected: dict[str, list[str]] = field(default_factory=dict)
-    """`laws` by id and globs of `subjects`, if not all were to be judged."""
+    """If the user chose only some laws or subjects: the ids of the `laws`, the globs of the `subjects`."""
     elapsed_seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     coverage: Reached | None = None
-    """The reached lines of the target's own files, if they were measured."""
+    """The reached lines of the target's own files, if the run recorded them."""
     undrawn: list[str] | None = None
-    """The inputs that no example had, if they were measured."""
+    """The inputs that no example had, if the run recorded inputs."""
 
     @property
     def failing(self) -> list[Row]:
-        """Rows that fail the run: broken safety laws, with `strict` robustness laws too, and stale ones."""
+        """The rows that make the run fail: stale rows and broken laws.
+
+        Without `strict`, a broken law of robustness does not count.
+        """
         return [
             row
             for row in self.rows

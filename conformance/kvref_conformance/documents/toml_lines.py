@@ -1,7 +1,7 @@
-"""TOML that knows the line of each value, so that an error can point at it.
+"""Parse TOML and find the line of each value, so that an error message can name the line.
 
-No library does this with less code: tomlkit keeps the text but no positions, and it puts tables that are
-written apart, such as two `[[known]]` with another table between them, next to each other.
+No library does this with less code. tomlkit keeps the text, but does not know positions. Also, if two
+`[[known]]` tables have another table between them, tomlkit moves the two together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Path = Sequence[str | int]
 
 
 class TomlError(ValueError):
-    """A text is not TOML. `text` is the line with the problem, `line` its number."""
+    """A text is not TOML. `text` is the line with the problem, and `line` is that line's number."""
 
     def __init__(self, line: int, text: str, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
@@ -28,11 +28,11 @@ class TomlError(ValueError):
 
 
 class Toml:
-    """A parsed text.
+    """A parsed TOML text that knows the line of each value.
 
-    The parser of the standard library gives no positions. But a text that is cut after a statement is still
-    TOML, so we search for the shortest beginning of the text that has the value. The parser itself decides
-    what a statement is.
+    The parser of the standard library gives no positions. But if you cut a TOML text after a statement, the
+    part before the cut is still TOML. So `line` searches for the shortest such part that has the value. The
+    parser itself decides where a statement ends.
     """
 
     def __init__(self, text: str) -> None:
@@ -46,7 +46,10 @@ class Toml:
             raise TomlError(line, self.text(line), problem) from error
 
     def line(self, path: Path) -> int:
-        """The number of the line where a value begins, or the table around it if the value is missing."""
+        """The number of the line where a value begins.
+
+        If the value is missing, it is the line where the table around the value begins.
+        """
         while path and not _has(self.document, path):
             path = path[:-1]
         firsts, lasts = self._statements
@@ -54,12 +57,12 @@ class Toml:
         return firsts[place]
 
     def text(self, line: int) -> str:
-        """The line with this number, without the space around it."""
+        """The line with this number, without the space at its ends."""
         return self._lines[line - 1].strip()
 
     @functools.cached_property
     def _statements(self) -> tuple[list[int], list[int]]:
-        """First and last lines of the statements. An empty line or a comment is a statement, too."""
+        """The numbers of all statements' first lines and last lines. Empty lines and comments count, too."""
         firsts, lasts, first = [], [], 1
         for last in range(1, len(self._lines) + 1):
             try:

@@ -1,6 +1,8 @@
-"""The target's processes: their environments, the hosts that import the target, and channels to them.
+"""Run the target in processes of its own, and talk to these processes.
 
-A host imports the target and forks. Each child serves one connection: its first request says what to do. This
-package may import `documents`, `laws` and `targets`. `releases.py` uses only the standard library, because
-`.ci/vllm-env` needs it before anything is installed.
+A *host* is a process that imports the target once and forks a child for each connection. The first message on
+a connection tells the child what to do.
+
+This package may import `documents`, `laws` and `targets`. `releases.py` uses only the standard library,
+because `.ci/vllm-env` runs it before anything is installed.
 """

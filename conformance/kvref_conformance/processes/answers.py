@@ -1,4 +1,4 @@
-"""Perform an operation, and check its answer against the return type that `kvref.target` gives."""
+"""Perform an operation of the target, and check that the answer has the type that `kvref.target` declares."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARTS = {
 }
 
 LONGEST_ANSWER = 16 * 1024 * 1024
-"""The most characters of JSON that an answer may have."""
+"""The maximum length of an answer, in characters of JSON."""
 
 _LONGEST_VALUE = 200
 
@@ -59,9 +59,10 @@ _KINDS = {
 
 
 def raw_answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outcome:
-    """Perform an operation and return its outcome as the target gave it.
+    """Perform an operation, and return its outcome without any check.
 
-    An exception that would end a process, such as `SystemExit`, counts as the death of the process.
+    If the operation raises an exception that would end the process, such as `SystemExit`, the outcome is the
+    death of the process.
 
     Raises:
         NotJudged: there is no such operation, the adapter failed, or the exception has no text.
@@ -77,20 +78,22 @@ def raw_answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outc
 
 
 def answer(target: Asked, operation: str, arguments: dict[str, Any]) -> Outcome:
-    """Perform an operation and return its outcome as it is after a round trip through JSON.
+    """Perform an operation. Write its outcome as JSON, read that back, and return the result.
 
     Raises:
-        NotJudged: there is no such operation, or the answer does not follow the protocol.
+        NotJudged: the target has no operation of that name, the operation raised an exception that cannot be
+            converted to text, or the answer does not follow the protocol of a target (`kvref.target`).
     """
     outcome = raw_answer(target, operation, arguments)
     return outcome if "died" in outcome else checked(operation, outcome)
 
 
 def checked(operation: str, outcome: Outcome) -> Outcome:
-    """Write an outcome as JSON and read it back.
+    """Write an outcome as JSON, read it back, and return the result.
 
     Raises:
-        NotJudged: the answer is not plain data, is too long, or has another type than the protocol says.
+        NotJudged: the answer is not plain data, is too long, has the wrong type, or has a value that no law
+            can work with.
     """
     try:
         text = json.dumps(outcome, allow_nan=False)
@@ -107,19 +110,19 @@ def checked(operation: str, outcome: Outcome) -> Outcome:
 
 
 def operations_of(part: str) -> list[str]:
-    """The names of the operations that the protocol has for a part."""
+    """The names of the operations that `kvref.target` defines for a part of a target, such as `pool`."""
     return [name for name in vars(PARTS[part]) if not name.startswith("_")]
 
 
 def _wanted() -> dict[str, Any]:
-    """The type that an answer must have, for each operation whose answers are checked."""
+    """For each operation whose answers kvref checks: the type that an answer must have."""
     wanted = {
         f"{part}.{name}": get_type_hints(getattr(protocol, name))["return"]
         for part, protocol in PARTS.items()
         for name in operations_of(part)
         if part != "bench"  # it answers with functions, which are never sent anywhere
     }
-    # Laws judge these two, whatever they answer.
+    # Laws judge any answer of these two operations, so it may have any type.
     del wanted["specs.uniform"], wanted["registry.uniform"]
     # No law reads the answer of an operation that should answer nothing.
     wanted = {operation: kind for operation, kind in wanted.items() if kind is not type(None)}
@@ -131,7 +134,7 @@ _WANTED = _wanted()
 
 
 def problem(operation: str, answer: Any) -> str:
-    """What is wrong with an answer that is plain data, or "" if laws and workloads can work with it."""
+    """Check an answer that is plain data. Returns a message about the first mistake, or "" without one."""
     try:
         convert(answer, _WANTED.get(operation, Any))
     except ValidationError as error:
@@ -142,7 +145,7 @@ def problem(operation: str, answer: Any) -> str:
 
 
 def _in_words(operation: str, answer: Any, error: str) -> str:
-    """msgspec's message in plain words, with the wrong value."""
+    """Put an error message of msgspec into plain words, and add the wrong value."""
     what, _, path = error.partition(" - at ")
     # msgspec writes "[...]" for any key of a mapping, so we can only show the whole mapping.
     path, unnamed, rest = re.sub(r"`|\$\.?", "", path).partition("[...]")
@@ -163,7 +166,10 @@ def _short(path: str, value: Any) -> str:
 
 
 def _unfit(operation: str, answer: Any) -> Iterator[tuple[str, Any, str]]:
-    """Wrong values of the right type: the path to each, the value and what is wanted instead."""
+    """Find values that have the right type and are wrong all the same.
+
+    Yields for each the path to the value, the value, and what kvref wants in its place.
+    """
     match operation:
         case "tensors.write" | "tensors.read" | "canonical.write" | "canonical.read":
             if not re.fullmatch("([0-9a-f]{2})+", answer):

@@ -1,8 +1,8 @@
-"""Start a host in the target's interpreter, which need not have kvref installed.
+"""Start a host, the process that imports the target, in an interpreter that may lack kvref.
 
-It runs as a script: `python -P bootstrap.py '<json>'`. It must not import kvref before `prepare` has made the
-suite importable. The suite always comes from the parent's installation, so that both ends have the same
-version. The suite's libraries come from there only if the interpreter lacks them.
+This file runs as a script: `python -P bootstrap.py '<json>'`. It must not import kvref before `prepare` has
+made kvref importable. The host always uses the kvref of the parent process, so that both have the same
+version. The host uses the parent's copy of a library that kvref needs only if its own interpreter lacks it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class LentPackages:
-    """Finds the named top-level packages, and nothing else, in the given folders."""
+    """An import finder for some top-level packages only. `folders` maps each package to its parent folder."""
 
     def __init__(self, folders: dict[str, str]) -> None:
         self._folders = folders
@@ -32,7 +32,11 @@ class LentPackages:
 
 
 def prepare(config: dict[str, Any]) -> None:
-    """Make packages importable: the `own` ones before the interpreter's, the `lent` ones after them."""
+    """Make packages of the parent process importable.
+
+    Packages in `own` take precedence over the interpreter's packages. The import system uses packages in
+    `lent` only if the interpreter has none of that name.
+    """
     sys.meta_path.insert(0, LentPackages(config["own"]))
     sys.meta_path.append(LentPackages(config["lent"]))
 

@@ -1,4 +1,4 @@
-"""Messages between processes: one JSON document each, over a Unix socket."""
+"""Send messages between processes over a Unix socket. Each message is one JSON document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Message = dict[str, Any]
 
 
 class Channel:
-    """One end of a connection. Reading from a peer that is gone raises `EOFError`."""
+    """One end of a connection. `send` and `receive` raise `EOFError` if the other end is closed."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -33,7 +33,6 @@ class Channel:
         return cls.from_socket(end)
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises `EOFError` when the peer is gone."""
         try:
             self._connection.send_bytes(json.dumps(message).encode())
         except OSError as error:
@@ -47,12 +46,12 @@ class Channel:
         return message
 
     def ready(self, timeout: float) -> bool:
-        """Whether a message, or the end of the stream, arrives within `timeout` seconds."""
+        """Wait for a message or the end of the stream. False if neither comes within `timeout` seconds."""
         return self._connection.poll(timeout)
 
     @property
     def connection(self) -> Connection:
-        """The connection, for `multiprocessing.connection.wait`."""
+        """The underlying connection, as an argument for `multiprocessing.connection.wait`."""
         return self._connection
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""Say how a process ended. Stand-alone programs copy this module, so it uses only the standard library."""
+"""Say how a process ended.
+
+Stand-alone programs copy functions from this module, so it uses only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import signal
 
 
 def how_it_ended(code: int) -> str:
-    """How a process with this return code ended, in words."""
+    """Put a return code into words. The code -N means that signal N killed the process."""
     if code >= 0:
         return f"exit code {code}"
     try:

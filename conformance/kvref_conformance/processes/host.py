@@ -1,9 +1,10 @@
-"""The process that imports the target once and forks for everything else.
+"""The host: a process that imports the target once, and forks a child for each task.
 
-The host forks a child for each connection. It performs no operation itself, so each child starts with a
-freshly imported target. The child's first request names its task: a *unit* (explore one workload for one
-subject), a *session* (perform operations one by one), a stand-alone program, or a description of the target.
-The host stays single-threaded, because forking a process with threads is not safe.
+The host forks a child for each connection. The host itself performs no operation, so each child starts with a
+freshly imported target. The first message on the connection names the child's task. For example, a *unit*
+tries examples of one workload for one subject, and a *session* performs the operations that it receives.
+Other children run a stand-alone program or describe the target. The host starts no threads, because it is not
+safe to fork a process that has several.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ _LONGEST_NAME = 100
 
 
 def serve(config: dict[str, Any]) -> NoReturn:
-    """Load the target, report on the control channel, then serve connections until the channel closes.
+    """Load the target, report the result on the control channel, and serve connections until it closes.
 
-    At the end, the host kills all processes started from it and exits. The target's exit handlers do not run.
+    Then kill all processes that were started from this one, and exit. The target's exit handlers do not run.
     """
     control = Channel.from_socket(socket.socket(fileno=config["control"]))
     _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -88,9 +89,9 @@ def serve(config: dict[str, Any]) -> NoReturn:
 
 
 def _watch(control: Channel) -> None:
-    """Fork a watcher, which kills this process's group if this process ends without cleaning up.
+    """Fork a watcher, which kills the host's process group if the host dies before it has cleaned up.
 
-    The target may already have started other processes when it makes its host die.
+    The target may have started other processes before it made the host die. The watcher ends those, too.
     """
     host = os.getpid()
     if os.fork() == 0:
@@ -104,7 +105,7 @@ def _watch(control: Channel) -> None:
 
 
 def _measure(target: Target, config: dict[str, Any]) -> Measure | None:
-    """The measure of reached lines, or None without --coverage. Raises `TargetRefused`."""
+    """Start the recording of reached lines. Returns None without --coverage. Raises `TargetRefused`."""
     if config["measured"] is None:
         return None
     return Measure(find(own_of(config["target"], getattr(target, "plugin", None), config["measured"])))
@@ -144,7 +145,7 @@ def _serve_connections(
 
 
 def _child(target: Target, measure: Measure | None, channel: Channel, host: int, threads: int) -> NoReturn:
-    """Serve one connection and end, whatever happens."""
+    """Serve one connection, then exit. No exception leaves this function."""
     status = 1
     try:
         os.setpgid(0, 0)
@@ -186,7 +187,7 @@ def _serve_session(target: Target, channel: Channel, measure: Measure | None) ->
 
 
 class _Alone:
-    """Refuses imports that a stand-alone program must not make."""
+    """An import finder that refuses packages which a stand-alone program must not import."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self._packages = packages
@@ -197,10 +198,10 @@ class _Alone:
 
 
 def _run_program(path: Path, target_name: str) -> int:
-    """Run a stand-alone program as the interpreter would. Returns its exit code.
+    """Run a stand-alone program as a new interpreter would. Returns the program's exit code.
 
-    The program cannot import the suite. The process differs from a new interpreter only because the target's
-    modules are already imported.
+    The program cannot import kvref_conformance, kvref_strategies or Hypothesis, unless the target is part of
+    that package. The only other difference from a new interpreter is that the target is already imported.
     """
     unwanted = [package for package in _NOT_FOR_PROGRAMS if package != target_name.partition(".")[0]]
     for name in [name for name in sys.modules if name.partition(".")[0] in unwanted]:
@@ -228,10 +229,13 @@ def _flush() -> None:
 
 
 def describe(target: Target) -> Message:
-    """What the runner and the strategies need to know about a target, as plain data. The host adds `threads`.
+    """Describe a target as plain data, for the runner and the strategies.
+
+    The caller adds the entry `threads`: how many threads the host had when it began to fork.
 
     Raises:
-        NotJudged: the target does not describe itself as the protocol requires.
+        NotJudged: the target's name, version, capabilities, classes or managers do not have the form that
+            `kvref.target` requires.
     """
     specs, registry = getattr(target, "specs", None), getattr(target, "registry", None)
     for attribute in ("name", "version"):
@@ -278,7 +282,7 @@ def _short(value: object) -> str:
 
 
 def parts(target: Target) -> list[str]:
-    """The parts of the target, each followed by the operations of the protocol that it implements."""
+    """The names of the target's parts, each followed by the names of the operations that it implements."""
     found = []
     for part in PARTS:
         offered = getattr(target, part, None)
@@ -293,7 +297,7 @@ def _torch_version() -> str:
 
 
 def _devices() -> list[str]:
-    """The devices that tensors can be on. Call this in children only: CUDA does not survive a fork."""
+    """The devices that can hold tensors. Call this only in a child, because CUDA does not survive a fork."""
     torch = sys.modules.get("torch")
     return ["cpu", *["cuda"] * bool(torch and torch.cuda.is_available())]
 
@@ -304,7 +308,10 @@ def _thread_count() -> int:
 
 
 def _record_deaths(folder: Path, children: set[int]) -> None:
-    """For each child that ended, write a file that says how, and kill what the child started."""
+    """For each child that has ended, kill the processes that it started.
+
+    If the child did not end as planned, also write a file `PID.end` that says how it ended.
+    """
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

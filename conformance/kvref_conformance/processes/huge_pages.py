@@ -1,7 +1,8 @@
-"""Make a process quick to fork: move its memory into huge pages, where the system has any.
+"""Make forks faster: move the memory of a process into huge pages, if the system has any.
 
-A fork copies one entry of the page table per page. If a process has loaded torch, this takes longer than the
-rest of an example in a fresh process. A huge page has one entry instead of 512.
+A fork copies one entry of the operating system's page table for each memory page. In a process that has
+loaded torch, this takes longer than the rest of an example. One huge page replaces 512 ordinary ones, so
+there is one entry to copy instead of 512.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 
 
 def use_huge_pages() -> None:
-    """Move allocated memory into huge pages. If the system has none, nothing happens."""
+    """Move the allocated memory of this process into huge pages. If the system has none, do nothing."""
     if sys.platform != "linux":
         return
     try:
@@ -32,7 +33,11 @@ def use_huge_pages() -> None:
 
 
 def allocated(maps: str) -> Iterator[tuple[int, int]]:
-    """Address and length of the heap and of other private anonymous memory, in whole huge pages."""
+    """Find the regions of allocated memory in `maps`, the text of /proc/self/maps.
+
+    Allocated memory is the heap and other private anonymous memory. Yields the address and the length in
+    bytes of each region, cut to whole huge pages.
+    """
     for line in maps.splitlines():
         addresses, permissions, _, _, inode, *name = line.split()
         if permissions != "rw-p" or inode != "0" or (name and name[0] != "[heap]"):

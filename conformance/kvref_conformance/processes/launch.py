@@ -1,4 +1,4 @@
-"""Start and stop hosts: for each set of interpreter flags, a process that has imported the target."""
+"""Start and stop hosts, the processes that import the target: one host for each set of interpreter flags."""
 
 from __future__ import annotations
 
@@ -44,30 +44,33 @@ SYMBOLIC_PACKAGES = (
     "typing_extensions",
     "packaging",
 )
-"""The packages that the backend `crosshair` needs in addition."""
+"""The packages that a host needs in addition to `LENT_PACKAGES` for `--backend crosshair`."""
 
 LOAD_PATIENCE = 10
-"""How many operation time-outs a target may take to import."""
+"""The time limit for importing the target, as a multiple of the time limit for one operation."""
 
 STOP_SECONDS = 3.0
-"""How long a host may take to end its children and itself."""
+"""Seconds that a host may take to end its children and itself."""
 
 LONGEST_FOLDER = 60
-"""The longest path of a folder for sockets, in bytes: a socket's path may have about a hundred."""
+"""If the path of the temporary folder has more bytes than this, sockets go to /tmp.
+
+The path of a socket may have only about 100 bytes.
+"""
 
 
 class TargetFailed(Exception):
-    """The target could not be loaded. The message is a paragraph that says why."""
+    """The target cannot be used: it did not load, or it does not describe itself. The message says why."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start the target: its name, the interpreter, and the import paths.
+    """How to start the target: the target's name, the interpreter, the import paths and some options.
 
-    `timeout` is the longest time for an operation, in seconds. `stubs` are packages for hardware that this
-    machine lacks; a plugin gets mocks instead. `measured` are the modules whose reached lines are collected:
-    an empty tuple means the target's own modules, and None means that nothing is measured. With `symbolic`,
-    the packages of the backend `crosshair` are importable.
+    `timeout` is the time limit for one operation, in seconds. `stubs` names packages for hardware that this
+    machine lacks; a plugin that imports them gets mocks. `measured` names the modules whose lines
+    `--coverage` records: an empty tuple stands for the target's own modules, None for no recording. With
+    `symbolic`, the target's processes can import the packages that `--backend crosshair` needs.
     """
 
     target: str
@@ -80,12 +83,16 @@ class Launch:
 
     @property
     def import_paths(self) -> list[str]:
-        """Folders that come before the interpreter's own. An external target may be in the current folder."""
+        """Folders to import from before the interpreter's own folders.
+
+        The current folder is one of them if the target is external (`module:factory`), since the target's
+        module may be there.
+        """
         here = [os.getcwd()] if is_external(self.target) else []
         return [*(os.path.abspath(path) for path in self.paths), *here]
 
     def environment(self) -> dict[str, str]:
-        """Environment of hosts and programs: fixed hashes, no thread pools, few log messages."""
+        """The environment variables of hosts and programs: fixed hash seed, one thread, few log messages."""
         inherited = os.environ.get("PYTHONPATH")
         return {
             **os.environ,
@@ -98,7 +105,7 @@ class Launch:
 
 @dataclass
 class Host:
-    """A running host. Sessions and units connect to `address`, which is set once `ready` has returned."""
+    """A running host. To get a new child, connect to `address`. It is empty until `ready` has returned."""
 
     worker: Launch
     flags: tuple[str, ...]
@@ -172,7 +179,7 @@ class Host:
         self.address = reply["ready"]
 
     def ask(self, request: Message) -> Message:
-        """Send a request to a new child and return its reply. Raises `TargetFailed`."""
+        """Send a request to a new child of the host, and return the child's reply. Raises `TargetFailed`."""
         timeout = self.worker.timeout
         try:
             channel, pid = open_child(self.address, timeout)
@@ -220,7 +227,7 @@ class Host:
 
 
 def package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """The folder from which this process imports each package."""
+    """The folder from which this process imports each package. Raises `TargetFailed` if one is missing."""
     folders = {}
     for name in names:
         spec: Any = importlib.util.find_spec(name)
@@ -232,7 +239,7 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
 
 
 class RunningHosts(dict[str, Host]):
-    """The hosts, by their interpreter flags (joined by spaces)."""
+    """The running hosts. The key of a host is its interpreter flags, joined by spaces."""
 
     def __init__(self, worker: Launch, folder: Path, prepare: str = "") -> None:
         super().__init__()
@@ -244,7 +251,7 @@ class RunningHosts(dict[str, Host]):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The addresses of the loaded hosts, by flags."""
+        """The address of each host that has loaded the target, by the host's flags."""
         return {flags: host.address for flags, host in [*self.items()] if host.address}
 
     def start(self, flag_sets: Iterable[str]) -> None:
@@ -270,9 +277,10 @@ class RunningHosts(dict[str, Host]):
 
 @contextmanager
 def running_hosts(worker: Launch, flag_sets: Iterable[str], prepare: str = "") -> Iterator[RunningHosts]:
-    """Start a host for each set of interpreter flags, in parallel. Afterwards, stop all their processes.
+    """Start a host for each set of interpreter flags, in parallel. At the end, stop all their processes.
 
-    `prepare` names a function (see `names.py`) that each host calls with its folder before it forks.
+    `prepare` is the name (see `names.py`) of a function. Each host calls the function once, with the path of
+    the host's own folder, before it forks any child.
 
     Raises `TargetFailed`.
     """

@@ -1,9 +1,9 @@
-"""Record which lines of the target's own files its operations run; used in the target's processes.
+"""Record which lines of the target's own files run during operations. The target's processes use this module.
 
-coverage.py does the tracing. Its trace function is set only while an operation runs, so drawing and judging
-examples is neither recorded nor slowed. The host starts coverage.py once, and children inherit it. Its C
-extension fits one version of Python; with others, it uses a slower tracer. Only a process that measures
-imports coverage.py.
+coverage.py does the tracing. Its trace function is set only while an operation runs, so that kvref neither
+records nor slows down the drawing and judging of examples. The host starts coverage.py once, and the host's
+children inherit the trace function. coverage.py has a C extension, which fits one version of Python. With
+other versions, coverage.py uses a slower tracer. Only a process that records lines imports coverage.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from kvref.target import Json, Outcome, Target, perform
 from kvref_conformance.targets.own import OwnFiles
 
 Arcs = dict[str, list[list[int]]]
-"""By file path, pairs of lines that ran one after the other; -N is outside the function that begins at N."""
+"""For each file path, the pairs of lines that ran one after the other.
+
+A pair may begin or end with -N: that is the code outside the function that begins at line N.
+"""
 
 
 class Measure:
-    """The lines that ran in this process, and in the processes that reported to it."""
+    """Records the lines that run in this process, and collects the lines that other processes report."""
 
     def __init__(self, own: OwnFiles) -> None:
         from coverage import Coverage
@@ -58,7 +61,7 @@ class Measure:
             self._others.setdefault(path, set()).update((start, end) for start, end in pairs)
 
     def new(self) -> Arcs:
-        """The pairs of lines that ran since the last call."""
+        """All pairs of lines that no earlier call has returned."""
         data = self._coverage.get_data()
         run: dict[str, set[tuple[int, int]]] = {
             path: set(data.arcs(path) or ()) for path in data.measured_files()
@@ -71,7 +74,7 @@ class Measure:
 
 
 class Measured:
-    """A target whose operations are traced."""
+    """A target that records which lines its operations run, as long as `Measure.on` is true."""
 
     def __init__(self, target: Target, measure: Measure) -> None:
         self._target = target
@@ -83,11 +86,11 @@ class Measured:
 
 
 Asked = Target | Measured
-"""What performs operations: the target, traced or not."""
+"""A target, with or without the recording of lines."""
 
 
 def ask(target: Asked, operation: str, arguments: Mapping[str, Json]) -> Outcome:
-    """Perform an operation, as `kvref.target.perform` does."""
+    """Perform an operation like `kvref.target.perform`, and record lines if `target` is `Measured`."""
     if isinstance(target, Measured):
         return target.perform(operation, arguments)
     return perform(target, operation, arguments)

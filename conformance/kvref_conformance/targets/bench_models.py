@@ -1,4 +1,4 @@
-"""Layers as in real models, for benchmarks."""
+"""Specs of layers as in real models, for benchmarks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from kvref.target import SpecDescriptor
 
 BLOCK_SIZE = 16
-"""Tokens."""
+"""Tokens in a block."""
 
 _HEADS, _HEAD_SIZE = 8, 128
 
 PAGE = 2 * BLOCK_SIZE * _HEADS * _HEAD_SIZE * 2
-"""Bytes of a block of a layer: K and V, two bytes each."""
+"""Bytes of a page of `FULL`: K and V of each token and head, in two-byte numbers."""
 
 
 def _spec(name: str, **fields: int) -> SpecDescriptor:
@@ -34,7 +34,7 @@ def full_of(page: int) -> SpecDescriptor:
 
 
 SMALL = _spec("FullAttentionSpec", num_kv_heads=1, head_size=8)
-"""A small spec, for benchmarks in which memory must not count."""
+"""A spec with very small pages, for benchmarks whose times must not depend on the size of the memory."""
 
 
 def _window(tokens: int) -> SpecDescriptor:
@@ -46,14 +46,17 @@ GROUPS: dict[str, list[SpecDescriptor]] = {
     "full + window": [FULL, _window(1024)],
     "4 groups": [FULL, *[_window(1024)] * 3],
 }
-"""The groups of a cache manager, by name."""
+"""Setups for benchmarks of the cache manager: for each name, the spec of each group."""
 
 MODELS: dict[str, list[SpecDescriptor]] = {
     "full": [FULL],
     "full + window": [FULL, *[_window(1024)] * 5],
     "4 specs": [FULL, _window(1024), _window(512), _window(256)],
 }
-"""The specs of a model's layers. They repeat up to the number of layers."""
+"""Setups for benchmarks of planning: for each name, the specs of the layers.
+
+A model in a benchmark has more layers than there are specs here, so the specs repeat (`layers_of`).
+"""
 
 
 def layers_of(specs: Sequence[SpecDescriptor], number: int) -> dict[str, SpecDescriptor]:

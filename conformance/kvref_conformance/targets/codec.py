@@ -1,4 +1,4 @@
-"""Convert specs and their classes to plain data and back. Stand-alone programs copy this module."""
+"""Convert specs and spec classes to plain data, and back. Stand-alone programs copy functions from here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvref.target import FieldInfo, SpecClassInfo, SpecFacts
 
 
 def encode(value: Any) -> Any:
-    """A field's value as plain data."""
+    """Convert the value of a spec's field to plain data."""
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, torch.dtype):
@@ -39,7 +39,7 @@ def encode_fields(spec: Any) -> dict[str, Any]:
 
 
 def decode(value: Any, module: ModuleType) -> Any:
-    """Turn plain data back into a value. Enums are looked up in `module`, which is the target's."""
+    """Convert plain data back to the value of a field. `module` is the target's module that has the enums."""
     if isinstance(value, str) and value.startswith("torch."):
         return getattr(torch, value.removeprefix("torch."))
     if isinstance(value, list):
@@ -52,7 +52,7 @@ def decode(value: Any, module: ModuleType) -> Any:
 
 
 def facts(spec: Any) -> SpecFacts:
-    """Describe a spec: its class, fields, page sizes and the classes that it derives from."""
+    """Describe a spec as plain data: its class, that class's ancestors, its fields and its page sizes."""
     return {
         "class": type(spec).__name__,
         "fields": encode_fields(spec),
@@ -63,7 +63,7 @@ def facts(spec: Any) -> SpecFacts:
 
 
 def unpadded_page_size(spec: Any) -> Any:
-    """Bytes of a page without padding; None if the spec has no such field. Releases differ in its name."""
+    """Bytes of a page without padding. vLLM releases use two names for this. None if the spec has neither."""
     # No `getattr`: CrossHair does not follow numbers within it.
     try:
         return spec.unpadded_page_size_bytes
@@ -76,18 +76,18 @@ def unpadded_page_size(spec: Any) -> Any:
 
 
 def family(cls: type[Any]) -> list[str]:
-    """The names of the spec classes in the MRO."""
+    """The names of a spec class and of the spec classes that it derives from, in method resolution order."""
     return [ancestor.__name__ for ancestor in cls.__mro__ if dataclasses.is_dataclass(ancestor)]
 
 
 def derived_class(name: str, base: type[Any], fields: Mapping[str, Any]) -> type[Any]:
-    """A dataclass derived from `base`, with these additional fields and their defaults."""
+    """Make a dataclass that derives from `base`. `fields` maps the names of additional fields to defaults."""
     added = [(field, Any, default) for field, default in fields.items()]
     return dataclasses.make_dataclass(name, added, bases=(base,), frozen=True, kw_only=True)
 
 
 def changeable_fields(make: Callable[[], Any]) -> list[str]:
-    """The fields of a spec that an assignment or a deletion changes. `make` returns a new spec."""
+    """The names of the fields that code can assign or delete, although it should not. `make` makes a spec."""
 
     def changes(name: str, change: Callable[[Any, str], None]) -> bool:
         spec = make()
@@ -101,7 +101,7 @@ def changeable_fields(make: Callable[[], Any]) -> list[str]:
 
 
 def field_infos(spec_class: Any) -> list[FieldInfo]:
-    """Name and default of each field that the constructor takes."""
+    """The name and the default, if any, of each field that the constructor takes."""
     infos = []
     for field in dataclasses.fields(spec_class):
         if not field.init:
@@ -116,9 +116,10 @@ def field_infos(spec_class: Any) -> list[FieldInfo]:
 
 
 def class_infos(classes: dict[str, type[Any]], bases: Sequence[str]) -> list[SpecClassInfo]:
-    """Describe each spec class. `bases` names the classes that are never a layer's own spec.
+    """Describe each spec class. `bases` names the abstract classes, of which no layer has an instance.
 
-    The first class is the root of the family. A class outside the root's package belongs to a plugin.
+    The first class must be the one that all others derive from. A class outside the package of the first
+    class counts as a plugin's.
     """
     core = package_of(next(iter(classes.values())))
     return [
@@ -135,7 +136,10 @@ def class_infos(classes: dict[str, type[Any]], bases: Sequence[str]) -> list[Spe
 
 
 def foreign(classes: dict[str, type[Any]]) -> dict[str, list[str]]:
-    """The classes outside the first class's package, by name, each with its ancestors in that package."""
+    """The classes of plugins, each with the names of its ancestors in the core.
+
+    The core is the package of the first class. All classes outside it count as a plugin's.
+    """
     core = [
         name for name, cls in classes.items() if package_of(cls) == package_of(next(iter(classes.values())))
     ]

@@ -1,4 +1,7 @@
-"""Inspect how a plugin's code fits the code that it plugs into. Stand-alone programs copy this module."""
+"""Inspect how the code of a plugin fits the *core*, the package that it plugs into (`vllm`, for example).
+
+Stand-alone programs copy functions from this module.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def package(module: str) -> str:
 
 
 def function_of(value: Any) -> FunctionType | None:
-    """The function behind a class attribute, if there is one."""
+    """The Python function in a method or property of a class, or None for any other value."""
     if isinstance(value, classmethod | staticmethod):
         value = value.__func__
     elif isinstance(value, property):
@@ -41,7 +44,10 @@ def kind_of(value: Any) -> str:
 
 
 def parameters_of(value: Any) -> list[Parameter] | None:
-    """The parameters of a method; None if the attribute is not a method, or is not written in Python."""
+    """The parameters of a method, without `self` or `cls`.
+
+    None if the attribute is not a method, or if the method is not written in Python.
+    """
     function, kind = function_of(value), kind_of(value)
     if function is None or kind == "property":
         return None
@@ -55,9 +61,10 @@ def parameters_of(value: Any) -> list[Parameter] | None:
 
 
 def overrides_of(cls: type[Any], core: str) -> list[Override]:
-    """The methods and properties of core classes that `cls`, or an ancestor outside the core, overrides.
+    """Find the methods and properties of core classes that `cls` overrides.
 
-    Special methods are left out, because Python calls them.
+    Those that an ancestor of `cls` outside the core overrides count, too. Special methods such as `__eq__`
+    are left out, because Python calls them, not the core.
     """
     found: list[Override] = []
     foreign = [a for a in cls.__mro__ if package(a.__module__) not in (core, *sys.stdlib_module_names)]
@@ -93,9 +100,10 @@ def python_files(folder: str) -> tuple[tuple[str, str], ...]:
 
 
 def calls_in(folder: str, names: Sequence[str]) -> list[Call]:
-    """Find the calls of methods with these names, once for each combination of arguments.
+    """Find the calls of methods with these names in the Python files of a folder.
 
-    Calls on `super()` or on a class by its name are left out: they never reach a plugin's class.
+    Of all calls with the same number of positional arguments and the same keywords, only the first is listed.
+    Calls on `super()`, or on a class by its name, are left out, because they never reach a plugin's class.
     """
     found: dict[tuple[Any, ...], Call] = {}
     if not names:
@@ -124,7 +132,10 @@ def calls_in(folder: str, names: Sequence[str]) -> list[Call]:
 
 
 def replaced_in(core: str, packages: Sequence[str]) -> list[Replaced]:
-    """Attributes of the core's modules and classes whose code comes from one of the packages."""
+    """Find the attributes of the core's modules and classes that a plugin has replaced.
+
+    An attribute counts as replaced if its code comes from one of `packages`, the packages of the plugin.
+    """
     modules = {
         name: module
         for name, module in sorted(sys.modules.items())
@@ -145,7 +156,10 @@ def replaced_in(core: str, packages: Sequence[str]) -> list[Replaced]:
 
 
 def home(value: Any) -> str | None:
-    """The module in which a function or class was defined, even if the function's `__module__` differs."""
+    """The module in which a function or class was defined, or None for any other value.
+
+    This is right even if a decorator has changed the function's `__module__`.
+    """
     if isinstance(value, type):
         return value.__module__
     function = function_of(value)
@@ -158,9 +172,10 @@ def shown(value: Any) -> str:
 
 
 def held_elsewhere(modules: dict[str, ModuleType], name: str, attribute: str) -> list[str]:
-    """Where other modules still hold the function or class that module `name` defined as `attribute`.
+    """Find modules that imported the original of a replaced attribute, and so still use the original.
 
-    Returns names of the form `module:attribute`.
+    The original is the function or class that module `name` defined as `attribute`. Returns the names under
+    which other modules have it, in the form `module:attribute`.
     """
     found = []
     for other, module in modules.items():
@@ -186,9 +201,10 @@ def is_present(name: str, load: Callable[[str], ModuleType]) -> bool:
 
 
 def are_read(folders: Sequence[str], names: Sequence[str]) -> list[bool]:
-    """Return for each name whether code in the folders reads an attribute with that name.
+    """For each name, say whether the Python files in the folders read an attribute with that name.
 
-    Only the last part of a name counts. A string that equals it, or an import of it, counts as a read.
+    Only the last part of a dotted name counts. If a file has that part as a whole string, or imports it, this
+    counts as a read.
     """
     attributes = [re.split("[:.]", name)[-1] for name in names]
     word = "|".join(map(re.escape, attributes))
@@ -200,10 +216,10 @@ def are_read(folders: Sequence[str], names: Sequence[str]) -> list[bool]:
 
 
 def recording(cls: type[Any], names: Sequence[str], note: Callable[[str], None], derive: bool) -> type[Any]:
-    """Return a class that calls `note(name)` when one of these attributes is used on it or its instances.
+    """Make a class that calls `note(name)` when one of these methods or properties is used on it.
 
-    The class is `cls`, changed in place, or with `derive` a new class that derives from `cls`. Uses on other
-    derived classes do not count.
+    If `derive` is true, the result is a new class that derives from `cls`. Otherwise, it is `cls` itself,
+    changed. Uses on an instance of the result count. Uses on other classes that derive from it do not.
     """
     owner: type[Any] = type(f"Derived{cls.__name__}", (cls,), {}) if derive else cls
     for name in names:
@@ -214,7 +230,11 @@ def recording(cls: type[Any], names: Sequence[str], note: Callable[[str], None],
 
 
 def noting(owner: type[Any], name: str, original: Any, note: Callable[[str], None]) -> Any:
-    """Return a replacement for the attribute that calls `note(name)` when it is used on the owner."""
+    """Make a method or property that does what `original` does, and also calls `note(name)`.
+
+    It calls `note` only when it is used on `owner` or on a direct instance of `owner`. A static method calls
+    `note` always.
+    """
 
     def reach(receiver: Any) -> None:
         if receiver is owner or type(receiver) is owner:

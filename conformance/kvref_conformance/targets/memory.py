@@ -1,4 +1,8 @@
-"""Read and write blocks through the tensors of any target. Stand-alone programs copy this module."""
+"""Read and write blocks and slots through the tensors of any target.
+
+A *mark* is a number that stands for the content of a slot (see docs/architecture.md, "The shadow").
+Stand-alone programs copy functions from this module.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ import torch
 from kvref.target import Canonical, CanonicalTensor, View
 
 PATTERN = 2654435761
-"""A factor whose multiples look random."""
+"""`pattern` multiplies numbers by this factor, so that the bytes look random."""
 
 
 def view_facts(view: torch.Tensor, axes: str, buffers: Sequence[torch.Tensor]) -> View:
-    """Describe a view, and where it lies in one of the buffers."""
+    """Describe a view (a tensor by which a layer uses its cache) and its place in one of the buffers.
+
+    The offset, the strides and the size of an item are in bytes.
+    """
     storage = view.untyped_storage().data_ptr()
     [buffer] = [n for n, each in enumerate(buffers) if each.untyped_storage().data_ptr() == storage]
     size = view.element_size()
@@ -30,12 +37,15 @@ def view_facts(view: torch.Tensor, axes: str, buffers: Sequence[torch.Tensor]) -
 
 
 def pattern(size: int, seed: int) -> torch.Tensor:
-    """`size` bytes that vary with the position and the seed."""
+    """Make `size` bytes that depend on their position and on the seed."""
     return ((torch.arange(1, size + 1) + 7919 * seed) * PATTERN // 128 % 256).to(torch.uint8)
 
 
 def parts_of(views: Sequence[torch.Tensor], axes: Sequence[str], block: int, num_blocks: int) -> list[Any]:
-    """The part of each view that belongs to a block. If kernel blocks are smaller, it has several of them."""
+    """The part of each view that belongs to the block with the number `block`.
+
+    If kernels use smaller blocks than the pool, the part has several of these kernel blocks.
+    """
     parts = []
     for view, letters in zip(views, axes, strict=True):
         axis = letters.index("B")
@@ -45,7 +55,7 @@ def parts_of(views: Sequence[torch.Tensor], axes: Sequence[str], block: int, num
 
 
 def write_bytes(parts: Sequence[torch.Tensor], seed: int) -> str:
-    """Fill tensors of any dtype with a pattern, and return the bytes in hexadecimal."""
+    """Fill tensors of any dtype with `pattern`, and return the written bytes in hexadecimal."""
     written = ""
     for place, part in enumerate(parts):
         data = pattern(part.numel() * part.element_size(), seed + 31 * place)
@@ -60,17 +70,20 @@ def read_bytes(parts: Sequence[torch.Tensor]) -> str:
 
 
 MIX = -7046029254386353131
-"""A factor for marks, so that their bytes look random. It is odd, so that different marks stay different."""
+"""kvref multiplies each mark by this factor, so that the bytes look random.
+
+The factor is odd, so that different marks give different products (modulo 2**64).
+"""
 
 Numbers: TypeAlias = Sequence[int] | torch.Tensor
 """Slots or marks: a list, or a tensor if there are millions."""
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integer dtype of each size in bytes, as which any value can be copied."""
+"""For each element size in bytes, an integer dtype. Elements of any dtype can be copied as these integers."""
 
 
 def write_marks(views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbers, marks: Numbers) -> None:
-    """Fill each slot with its mark, repeated to the size of the slot."""
+    """Fill each slot with the mark at the same index. The mark's bytes repeat up to the size of the slot."""
     for view, letters in zip(views, axes, strict=True):
         values, index = by_slot(view, letters, slots)
         size = values[index].shape[1:]
@@ -82,7 +95,7 @@ def write_marks(views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbe
 def copy_marks(
     views: Sequence[torch.Tensor], axes: Sequence[str], source: Numbers, destination: Numbers
 ) -> None:
-    """Copy each source slot to the destination slot at the same index."""
+    """Copy the content of each slot in `source` to the slot at the same index in `destination`."""
     for view, letters in zip(views, axes, strict=True):
         values, index = by_slot(view, letters, source)
         values[by_slot(view, letters, destination)[1]] = values[index]
@@ -91,9 +104,10 @@ def copy_marks(
 def compare_marks(
     views: Sequence[torch.Tensor], axes: Sequence[str], slots: Numbers, marks: Numbers
 ) -> list[list[int]]:
-    """The slots that do not hold the expected mark, each as [index in `slots`, mark found].
+    """Find the slots that do not hold the mark at the same index.
 
-    The mark found is -1 if the bytes of the slot do not repeat one mark.
+    Returns a pair for each: [index in `slots`, mark in the slot]. The second number is -1 if the bytes of the
+    slot are not the repetition of one mark.
     """
     wrong: dict[int, int] = {}
     for view, letters in zip(views, axes, strict=True):
@@ -106,7 +120,11 @@ def compare_marks(
 
 
 def by_slot(view: torch.Tensor, axes: str, slots: Numbers) -> tuple[torch.Tensor, Any]:
-    """Return the view as integers, with the axes B and N in front, and the index of the slots in it."""
+    """Prepare a view for access by slot.
+
+    Returns the view as a tensor of integers, with the axes B (blocks) and N (tokens in a block) in front, and
+    the index that selects the slots in that tensor. Without an axis N, a block has only one slot.
+    """
     letters = [letter for letter in "BN" if letter in axes]
     values = view.view(INTEGERS[view.element_size()]).movedim(
         [axes.index(each) for each in letters], [0, 1][: len(letters)]
@@ -118,13 +136,13 @@ def by_slot(view: torch.Tensor, axes: str, slots: Numbers) -> tuple[torch.Tensor
 
 
 def mark_bytes(marks: Numbers, size: int, device: torch.device) -> torch.Tensor:
-    """`size` bytes for each mark: the mark times `MIX`, repeated."""
+    """Make `size` bytes for each mark: the product of the mark and `MIX`, repeated."""
     mixed = (torch.as_tensor(marks, dtype=torch.int64, device=device) * MIX).view(-1, 1).view(torch.uint8)
     return mixed.repeat(1, -(-size // 8))[:, :size].contiguous()
 
 
 def mark_in(there: torch.Tensor) -> int:
-    """The mark that these bytes repeat, or -1. Fewer than eight bytes give only the mark's low bytes."""
+    """The mark that these bytes repeat, or -1. Fewer than eight bytes hold only the low bytes of a mark."""
     size = min(8, there.numel())
     first = int.from_bytes(bytes(there[:size].tolist()), "little")
     mark = first * pow(MIX, -1, 1 << 64) % (1 << 8 * size)
@@ -133,7 +151,11 @@ def mark_in(there: torch.Tensor) -> int:
 
 
 def soil(sizes: Sequence[int], device: str) -> None:
-    """Write to memory of these sizes and free it, so that the next allocation may get dirty memory."""
+    """Allocate buffers of these sizes in bytes, fill them with 90 and free them.
+
+    The next allocation may get this memory. If that allocation does not zero it, the law about zeroing
+    breaks.
+    """
     dirty = [torch.full((size,), 90, dtype=torch.int8, device=device) for size in sizes]
     del dirty
 
@@ -143,7 +165,7 @@ def is_zero(buffers: Sequence[torch.Tensor]) -> bool:
 
 
 def canonical_facts(made: Any, buffers: Sequence[torch.Tensor]) -> Canonical:
-    """Describe a canonical view whose parts have the names that vLLM gives them."""
+    """Describe a canonical view. The attributes of `made` must have the same names as in vLLM."""
     storages = [buffer.untyped_storage().data_ptr() for buffer in buffers]
     tensors: list[CanonicalTensor] = []
     for each in made.tensors:

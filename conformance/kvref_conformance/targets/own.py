@@ -1,4 +1,4 @@
-"""Find a target's own files, whose lines `kvref check --coverage` reports."""
+"""Find a target's own files. `kvref check --coverage` reports which of their lines ran."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kvref_conformance.targets import TargetRefused, plugin_of
 
 @dataclass(frozen=True)
 class Own:
-    """The modules and packages of a target, without those in `without`. Submodules are included.
+    """The modules that count as a target's own: `modules` with all submodules, except those in `without`.
 
-    The last part of a name may be a pattern.
+    The last part of a dotted name may be a shell pattern.
     """
 
     modules: tuple[str, ...]
@@ -29,7 +29,7 @@ class Own:
 
 NOTHING = Own(())
 REFERENCE = Own(("kvref",), without=("kvref.target",))
-"""The reference, without the protocol of a target."""
+"""The package kvref, except the protocol that every target implements."""
 VLLM = Own(
     ("vllm.v1.core", "vllm.v1.kv_cache_*"),
     without=("vllm.v1.core.sched", "vllm.v1.core.encoder_cache_manager"),
@@ -38,9 +38,9 @@ VLLM = Own(
 
 
 def own_of(target: str, plugin: PluginInfo | None, chosen: Sequence[str] = ()) -> Own:
-    """The modules that count as the target's own: `chosen` if given, else by the target's name.
+    """The modules that count as the target's own: those in `chosen` or, without any, those of this target.
 
-    kvref's own adapters never count, only what they drive.
+    Unless you choose them, kvref's modules that call the target do not count.
     """
     top = target.partition(":")[0].partition(".")[0]
     if chosen:
@@ -54,7 +54,7 @@ def own_of(target: str, plugin: PluginInfo | None, chosen: Sequence[str] = ()) -
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A Python file: its path relative to the import path, and whether the target has loaded it."""
+    """A Python file: its path from the folder of its top-level package, and whether the target loaded it."""
 
     name: str
     loaded: bool
@@ -62,9 +62,10 @@ class OwnFile:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """The files of the target's own code, where this interpreter finds them.
+    """The target's own files, as this interpreter finds them.
 
-    `measured` and `left_out` are patterns of paths. `files` has every Python file by its real path.
+    `measured` and `left_out` are path patterns for coverage.py: what to record, and what to leave out of it.
+    `files` has every Python file, by its path without symbolic links.
     """
 
     own: Own
@@ -74,7 +75,7 @@ class OwnFiles:
 
 
 def find(own: Own) -> OwnFiles:
-    """Find the files of the modules. Only the packages above them are imported.
+    """Find the files of the modules. This imports only the packages that contain the modules.
 
     Raises:
         TargetRefused: a module does not exist.
@@ -100,7 +101,7 @@ def _pattern(place: Path) -> str:
 
 
 def _places(name: str) -> Iterator[tuple[Path, Path]]:
-    """The folder or file of each module with this name, and the folder that has its top-level package."""
+    """Find each module whose name fits: its folder or file, and the folder that has its top-level package."""
     parent, _, last = name.rpartition(".")
     depth = name.count(".")
     if "*" in last:

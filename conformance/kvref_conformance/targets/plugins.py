@@ -1,6 +1,6 @@
 """Load vLLM with a platform plugin.
 
-Stand-alone programs copy this module, so it uses only the standard library.
+Stand-alone programs copy functions from this module. So at the top, it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 NO_PLUGIN = "-Xkvref-no-plugin"
-"""The interpreter flag of a process without the plugin, for comparison."""
+"""An interpreter flag. A process with this flag does not load the plugin, so that laws can compare."""
 
 
 def plugin_is_left_out() -> bool:
@@ -26,7 +26,7 @@ def plugin_is_left_out() -> bool:
 
 
 class Stub(ModuleType):
-    """A substitute for a module that needs hardware. Each attribute is a mock, always the same one."""
+    """A substitute for a module that needs hardware. Each attribute is a mock, the same at each access."""
 
     __version__ = "0.0.0"
 
@@ -39,7 +39,7 @@ class Stub(ModuleType):
 
 
 class Stubs(MetaPathFinder, Loader):
-    """Finds stubs for the named packages and for any module below them."""
+    """An import finder that makes stubs for the given packages and for all their submodules."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self.packages = packages
@@ -57,10 +57,10 @@ class Stubs(MetaPathFinder, Loader):
 
 
 def refuse_kernels() -> None:
-    """Have vLLM do without its compiled CPU kernels if loading them would kill the process.
+    """Prevent the import of vLLM's compiled CPU kernels if that import would kill the process.
 
-    `Platform.import_kernels`, which a plugin's platform inherits, imports `vllm._C` on every CPU. That module
-    needs AVX-512 with bfloat16. vLLM also runs without it, and no law calls a kernel.
+    `vllm._C` needs a CPU that has AVX-512 with bfloat16. But `Platform.import_kernels`, which the platform of
+    a plugin inherits, imports it on every CPU. vLLM runs without that module, and no law calls a kernel.
     """
     try:
         flags = Path("/proc/cpuinfo").read_text()
@@ -82,9 +82,10 @@ def use_plugin(
     Args:
         entry_points: the plugins' names in vLLM's entry-point groups, platform and general.
         stubs: packages to replace by stubs.
-        modules: the modules with the plugin's spec and manager classes, which its platform hook imports.
-        renamed: new names for classes (module:name) that have the same name as one of vLLM's.
-        initialise: whether to run the platform's hook before the modules are imported.
+        modules: the modules that define the plugin's spec and manager classes. They are imported last.
+        renamed: maps classes of the plugin, as `module:class`, to new names. They need new ones if another
+            class, of vLLM for example, has the same name.
+        initialise: whether to run the platform's hook before `modules` are imported.
     """
     if plugin_is_left_out():
         os.environ["VLLM_PLUGINS"] = ""

@@ -1,10 +1,11 @@
-"""Run steps in several threads, in children of the process.
+"""Perform operations (`kvref.target.Step`) in several threads at once, to find races.
 
-Stand-alone programs copy this module, so it uses only the standard library.
+Python may interrupt a thread between any two lines. By chance, an interruption that does harm is rare and
+cannot be repeated. So this module forces one: it stops the first thread at a given line until all other
+threads have ended, or until it is clear that they wait for the first thread. The others run concurrently, and
+Python switches between them as often as it can. Each attempt runs in a child of this process.
 
-A thread may be interrupted between any two lines. That happens rarely by chance, and cannot be repeated. So
-this module makes it happen: the first thread stops at a given line until the other threads have ended or wait
-for the first one. The others run concurrently and are switched as often as the interpreter allows.
+Stand-alone programs copy functions from this module, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -23,22 +24,25 @@ from typing import Any
 from kvref.target import Races, Step
 
 CHILD_SECONDS = 10.0
-"""A child that takes longer than this counts as hanging."""
+"""Seconds after which kvref assumes that a child hangs."""
 
 HANGS = {"died": f"no end within {CHILD_SECONDS:g} s"}
 
 OTHERS_SECONDS = 0.05
-"""How long an interrupted thread waits for each of the others, which may in turn wait for it."""
+"""Seconds that the interrupted thread waits for each other thread.
+
+The limit is needed because another thread may be waiting for the interrupted one.
+"""
 
 Functions = Mapping[str, Callable[..., Any]]
 Steps = Sequence[Step]
 
 
 def race_in_children(functions: Functions, threads: Sequence[Steps], after: Steps, points: int) -> Races:
-    """Perform the steps one after the other in every order, then `points` times in threads.
+    """Perform the steps of all threads in sequence, in every possible order, then concurrently.
 
-    In threads, the first thread is interrupted, each time at another line. For the answer see
-    `kvref.target.Races`.
+    There are `points` concurrent attempts. Each interrupts the first thread at a different line. In every
+    attempt, the steps in `after` come last. For the result, see `kvref.target.Races`.
     """
     orders: list[Any] = []
     races: list[Any] = []
@@ -60,7 +64,7 @@ def note_observation(observations: list[Any], observation: Any) -> None:
 
 
 def in_child(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Run `work` in a child of this process, and return its answer, or how the child died."""
+    """Call `work` in a child of this process. Returns what `work` returned, or how the child died."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -95,7 +99,7 @@ def answers_of(functions: Functions, steps: Steps) -> list[dict[str, Any]]:
 
 
 def in_order(functions: Functions, threads: Sequence[Steps], after: Steps, order: Sequence[int]) -> Any:
-    """Perform the steps one after the other. `order` lists the number of the thread whose step is next."""
+    """Perform the steps in sequence. For each number in `order`, that thread performs its next step."""
     answers: list[list[Any]] = [[] for _ in threads]
     for number in order:
         answers[number] += answers_of(functions, [threads[number][len(answers[number])]])
@@ -103,7 +107,7 @@ def in_order(functions: Functions, threads: Sequence[Steps], after: Steps, order
 
 
 def count_lines(functions: Functions, steps: Steps) -> int:
-    """The number of Python lines that run when these steps run by themselves."""
+    """Count the Python lines that run when a single thread performs these steps."""
     count = 0
 
     def tracer(frame: FrameType, event: str, argument: object) -> Any:
@@ -118,7 +122,10 @@ def count_lines(functions: Functions, steps: Steps) -> int:
 
 
 def side_by_side(functions: Functions, threads: Sequence[Steps], after: Steps, line: int) -> Any:
-    """Run the threads concurrently. The first one waits for the others at its given line, counted from 1."""
+    """Run the threads concurrently. The first thread waits for the others when it has come to a given line.
+
+    `line` counts the lines that the first thread runs, from 1 on.
+    """
     answers: list[list[Any]] = [[] for _ in threads]
     reached, ended = threading.Event(), threading.Semaphore(0)
     count = 0

@@ -1,4 +1,4 @@
-"""The documents kvref reads and writes, as JSON Schemas (Draft 2020-12)."""
+"""JSON Schemas (Draft 2020-12) for the documents that kvref reads and writes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LONGEST = 300
 
 
 class InvalidDocument(ValueError):
-    """A document does not follow its schema; `path` is where (JSONPath), `problem` is what is wrong."""
+    """A document does not follow its schema. `path` (JSONPath) says where, and `problem` what is wrong."""
 
     def __init__(self, name: str, path: str, problem: str) -> None:
         super().__init__(f"invalid {name} at {path}: {problem}")
@@ -51,7 +51,6 @@ class InvalidDocument(ValueError):
 
 @functools.cache
 def schema(name: Name) -> dict[str, Any]:
-    """The schema called `name`, as shipped."""
     file = importlib.resources.files(__name__) / f"{name}.schema.json"
     document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return document
@@ -73,7 +72,8 @@ def validate(document: Any, name: Name) -> None:
     """Check a document against the schema called `name`.
 
     Raises:
-        InvalidDocument: the document does not follow its schema. The path leads to the most telling mistake.
+        InvalidDocument: the document does not follow the schema. If there are several mistakes, the error is
+            about the most relevant one.
     """
     error = best_match(Draft202012Validator(schema(name)).iter_errors(document))
     if error is not None:
@@ -81,7 +81,7 @@ def validate(document: Any, name: Name) -> None:
 
 
 def _short(text: str) -> str:
-    """The text, without its middle if it is long. A message says what is wrong at its beginning or end."""
+    """Cut out the middle of a long text. A message says what is wrong at its beginning or at its end."""
     if len(text) <= _LONGEST:
         return text
     half = _LONGEST // 2

@@ -1,10 +1,11 @@
-"""Faults: the reference with one deliberate mistake each. They show that each law can break.
+"""Faults: deliberate mistakes in the reference. They show that each law can break.
 
-`FAULTS` has one fault for each law. `REPORTED` has bugs that were reported for other caches and that the
-reference can have, too. They show that the laws find such bugs early.
+`FAULTS` has one fault for each law. `REPORTED` has faults that repeat bugs which were reported for other
+caches. They show at which depth of a check the laws find real bugs.
 
-A fault is a target: `kvref check kvref_conformance.targets.faults.spec:alignment_lost_in_merge`. Loading it
-changes the reference for the whole process, so each fault runs in a process of its own, like any target.
+Each fault is a target: `kvref check kvref_conformance.targets.faults.spec:alignment_lost_in_merge`. Loading a
+fault changes the reference for the whole process. So each fault runs in processes of its own, like any
+target.
 """
 
 from __future__ import annotations
@@ -144,18 +145,18 @@ _FAULTS = {
 }
 
 FAULTS = {f"{PREFIX}{name}": law for name, law in _FAULTS.items()}
-"""The target name of each fault, and the one law that it breaks."""
+"""The law that must find each fault, by the fault's name as a target."""
 
 
 class Reported(NamedTuple):
-    """A bug that was reported for another cache, as a fault of the reference."""
+    """A reported fault: it puts a bug that was reported for another cache into the reference."""
 
     law: str
-    """The law that must find it."""
+    """The law that must find the fault."""
     source: str
-    """Where it was reported. The fault takes only the idea from there."""
+    """Where the bug was reported. The fault takes the idea from there, and no code."""
     depth: str = "quick"
-    """The least depth at which the law finds it."""
+    """The smallest depth of a check at which the law finds the fault."""
 
 
 _REPORTED = {
@@ -229,4 +230,4 @@ _REPORTED = {
 }
 
 REPORTED = {f"{PREFIX}{name}": reported for name, reported in _REPORTED.items()}
-"""The target name of each reported fault. Each takes several operations to show."""
+"""The reported faults, by their names as targets. An example needs several operations to show one of them."""

@@ -18,15 +18,15 @@ class AcmeSpec(FullAttentionSpec):
 
     @property
     def unpadded_page_size_bytes(self) -> int:
-        """The page size, rounded up to a multiple of the number of banks."""
+        """The page size of full attention, rounded up to a multiple of the number of banks."""
         return -(-super().unpadded_page_size_bytes // self.banks) * self.banks
 
     def max_memory_usage_bytes(self, limits: MemoryLimits) -> int:
-        """The same as for full attention."""
+        """The same bytes as for full attention, but with this class's page size."""
         return super().max_memory_usage_bytes(limits)
 
     def max_admission_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int | None:
-        """None: there is no cap."""
+        """Return None: a request may have any number of blocks."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Faults of admission."""
+"""Faults in the admission of requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def block_taken_before_the_refusal() -> ReferenceTarget:
 
 
 def enough_as_long_as_any_is_free() -> ReferenceTarget:
-    """If any block is free, the predicted need is never more than the number of free blocks."""
+    """If any block is free, the cache manager never predicts a need of more blocks than are free."""
 
     def get_num_blocks_to_allocate(coordinator: KVCacheCoordinator, *arguments: Any) -> int:
         needed = _get_num_blocks_to_allocate(coordinator, *arguments)
@@ -45,7 +45,7 @@ def enough_as_long_as_any_is_free() -> ReferenceTarget:
 
 
 def found_blocks_lose_their_keys() -> ReferenceTarget:
-    """When a request takes over a hit, the blocks of the hit lose their keys."""
+    """When a request gets the blocks of its prefix hit, these blocks lose their keys."""
 
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int
@@ -58,7 +58,7 @@ def found_blocks_lose_their_keys() -> ReferenceTarget:
 
 
 def memory_of_the_window_alone() -> ReferenceTarget:
-    """The memory of a windowed layer is computed without the tokens in flight."""
+    """The spec of a windowed layer counts memory for the window, but none for tokens in flight."""
 
     def max_memory_usage_bytes(spec: SlidingWindowSpec, limits: MemoryLimits) -> int:
         return spec.page_size_bytes * spec.max_admission_blocks_per_request(1, limits.max_model_len)
@@ -68,7 +68,7 @@ def memory_of_the_window_alone() -> ReferenceTarget:
 
 
 def keys_kept_of_what_is_not_computed() -> ReferenceTarget:
-    """When a request is withdrawn from a step, its blocks keep the keys that they got in that step."""
+    """When a request is withdrawn from a step, its blocks keep the keys that they got for that step."""
 
     def take_back_keys(*arguments: object) -> None:
         pass
@@ -78,7 +78,7 @@ def keys_kept_of_what_is_not_computed() -> ReferenceTarget:
 
 
 def longest_request_must_fit() -> ReferenceTarget:
-    """A request whose tokens must all fit is refused if the longest possible request would not fit."""
+    """With `full_sequence_must_fit`, a request is refused if the longest possible request would not fit."""
 
     def allocate_slots(
         manager: KVCacheManager, request: Request, *arguments: Any, **named: Any

@@ -1,4 +1,4 @@
-"""Faults of the canonical view."""
+"""Faults in the canonical view, by which connectors see the caches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _registered_as(change: Any) -> ReferenceTarget:
 
 
 def bytes_without_a_sign() -> ReferenceTarget:
-    """The rows are uint8 instead of int8."""
+    """The rows of the canonical view are uint8 instead of int8."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
         tensors = [each._replace(tensor=each.tensor.view(torch.uint8)) for each in made.tensors]
@@ -32,7 +32,7 @@ def bytes_without_a_sign() -> ReferenceTarget:
 
 
 def sharing_layers_referenced_too() -> ReferenceTarget:
-    """The view has an additional reference for each layer that shares a cache."""
+    """The canonical view refers to a cache once more for each layer that shares a cache."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
         groups = caches.placement.config.kv_cache_groups
@@ -46,7 +46,7 @@ def sharing_layers_referenced_too() -> ReferenceTarget:
 
 
 def first_piece_copied() -> ReferenceTarget:
-    """A copy moves only the first reference of a group."""
+    """If a block of a group has several pages, a copy moves only the first page."""
 
     def copy_blocks(source: CanonicalKVCaches, destination: CanonicalKVCaches, *what: Any) -> None:
         first = [refs[:1] for refs in source.group_data_refs]
@@ -57,7 +57,7 @@ def first_piece_copied() -> ReferenceTarget:
 
 
 def copied_forwards_alone() -> ReferenceTarget:
-    """Copying a block to one with a lower number raises an error."""
+    """Copying a block to a block with a lower number raises an error."""
 
     def copy_blocks(source: Any, destination: Any, group: int, pairs: Any) -> None:
         for one, other in pairs:
@@ -69,7 +69,7 @@ def copied_forwards_alone() -> ReferenceTarget:
 
 
 def a_group_more() -> ReferenceTarget:
-    """The view lists a group that does not exist, with no references."""
+    """The canonical view has one group too many, and that group has no pages."""
 
     def change(caches: Any, made: CanonicalKVCaches) -> CanonicalKVCaches:
         return replace(made, group_data_refs=(*made.group_data_refs, ()))

@@ -1,4 +1,4 @@
-"""Faults of connectors."""
+"""Faults in a connector."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _submit_load = OffloadingConnector.submit_load
 
 
 def stored_blocks_not_held() -> ReferenceTarget:
-    """A transfer holds no references: its blocks are free as soon as the request is freed."""
+    """A transfer adds no references, so its blocks are free as soon as their request is freed."""
 
     def ignore(pool: BlockPool, blocks: Iterable[int]) -> None:
-        """Do nothing instead of adding or dropping references."""
+        """Do nothing. The true methods add and drop references."""
 
     break_it(BlockPool, "pin", ignore)
     break_it(BlockPool, "unpin", ignore)
@@ -40,7 +40,7 @@ def nothing_submitted_meanwhile() -> ReferenceTarget:
 
 
 def keys_for_all_that_was_to_be_loaded() -> ReferenceTarget:
-    """When a load ends, all its blocks are cached, even those that it did not fill."""
+    """When a load ends, all its blocks are cached, even blocks that the load did not fill."""
 
     def cache_blocks(manager: KVCacheManager, request: Request, num_computed_tokens: int) -> None:
         tables = manager.coordinator.single_type_managers

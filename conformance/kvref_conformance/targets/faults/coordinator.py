@@ -1,4 +1,4 @@
-"""Faults of the coordinators."""
+"""Faults in the coordinators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _get_num_common_prefix_blocks = SingleTypeKVCacheManager.get_num_common_prefix_b
 
 
 def hashes_finer_than_blocks_refused() -> ReferenceTarget:
-    """The coordinator refuses a hash block size smaller than every group's block size."""
+    """The coordinator refuses a hash block size that is smaller than the block size of every group."""
 
     def check_block_sizes(
         config: KVCacheConfig, scheduler_block_size: int, hash_block_size: int, enable_caching: bool
@@ -33,7 +33,7 @@ def hashes_finer_than_blocks_refused() -> ReferenceTarget:
 
 
 def blocks_of_the_first_group_for_all() -> ReferenceTarget:
-    """Where the first group has a cached block, a hit gives that block to every group."""
+    """If the first group has a cached block for a block hash, a hit gives that block to every group."""
 
     def get_hit_blocks(manager: SingleTypeKVCacheManager, hashes: Sequence[bytes], length: int) -> list[int]:
         blocks = _get_hit_blocks(manager, hashes, length)
@@ -46,7 +46,7 @@ def blocks_of_the_first_group_for_all() -> ReferenceTarget:
 
 
 def list_not_cut_to_the_hit() -> ReferenceTarget:
-    """If the block right after a hit is cached, the list of the hit's blocks has that block, too."""
+    """If the block after a hit is cached, too, the list of the hit's blocks includes that block."""
 
     def get_hit_blocks(manager: SingleTypeKVCacheManager, hashes: Sequence[bytes], length: int) -> list[int]:
         index = manager.block_pool.get_index(manager.kv_cache_group_id)
@@ -59,7 +59,7 @@ def list_not_cut_to_the_hit() -> ReferenceTarget:
 
 
 def last_full_block_gets_no_key() -> ReferenceTarget:
-    """A full block is cached only when tokens follow it."""
+    """The last full block of a request is cached only when another token follows it."""
 
     def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
         _cache_blocks(manager, request, num_tokens - 1)
@@ -69,7 +69,7 @@ def last_full_block_gets_no_key() -> ReferenceTarget:
 
 
 def two_units_for_reading_ahead() -> ReferenceTarget:
-    """With EAGLE, the last full blocks are not cached, although each hit already drops a block."""
+    """With EAGLE, the last full blocks are not cached, although each hit leaves out a block already."""
 
     def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
         less = manager.scheduler_block_size if manager.use_eagle else 0
@@ -90,7 +90,7 @@ def short_prompts_not_looked_up() -> ReferenceTarget:
 
 
 def common_prefix_one_block_longer() -> ReferenceTarget:
-    """The common prefix also counts the first block that differs."""
+    """The number of blocks in the common prefix also counts the first block that is not common."""
 
     def get_num_common_prefix_blocks(manager: SingleTypeKVCacheManager, running_request_id: str) -> int:
         return _get_num_common_prefix_blocks(manager, running_request_id) + 1

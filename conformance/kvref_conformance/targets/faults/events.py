@@ -1,4 +1,4 @@
-"""Faults of events."""
+"""Faults in the events of the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def first_of_several_not_told() -> ReferenceTarget:
 
 
 def parent_of_the_stored_before() -> ReferenceTarget:
-    """An event names the block that was stored last as the parent, even if the parent is another block."""
+    """A BlockStored event names the last stored block as the parent, even if the parent is another block."""
 
     def take_events(pool: BlockPool) -> list[KVCacheEvent]:
         told: list[KVCacheEvent] = []
@@ -47,7 +47,7 @@ def parent_of_the_stored_before() -> ReferenceTarget:
 
 
 def hash_block_size_told() -> ReferenceTarget:
-    """Events report the hash block size as the block size."""
+    """BlockStored events report the hash block size as the block size."""
 
     def take_events(pool: BlockPool) -> list[KVCacheEvent]:
         return [

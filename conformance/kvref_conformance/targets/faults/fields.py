@@ -1,8 +1,9 @@
-"""Generated faults: one rule of one spec class gets one field wrong.
+"""Generated faults: in each, one rule of one spec class gets one field wrong.
 
-There is a fault for each class of a layer, each of its fields and each rule. A fault is a target like the
-others: `kvref check kvref_conformance.targets.faults.fields:CLASS__FIELD__RULE`. Derived classes stay as they
-are.
+The rules are things that a spec can do, such as merge and copy: see `RULES`. There is a fault for each spec
+class that a layer can have, each field of that class, and each rule. Each fault is a target:
+`kvref check kvref_conformance.targets.faults.fields:CLASS__FIELD__RULE`. The fault is only in CLASS. Classes
+that derive from CLASS stay correct.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class FieldFault(NamedTuple):
         return "__".join(self)
 
     def replacements(self) -> Iterator[tuple[object, str, object]]:
-        """The attributes that the fault replaces: the owner, the attribute's name, and the new value."""
+        """The attributes that the fault replaces: for each, its owner, its name and the new value."""
         return RULES[self.rule](_Field(self.spec_class, self.field))
 
 
 class _Field:
-    """A field of a spec class, and what becomes of specs when a rule forgets it."""
+    """A field of a spec class. The methods return specs with a wrong value in the field."""
 
     def __init__(self, spec_class: str, field: str) -> None:
         self.owner: Any = reference.CLASSES[spec_class]
@@ -55,7 +56,11 @@ class _Field:
         self._values = [decode(value, kvref.specs) for value in values]
 
     def forgotten(self, spec: Any) -> Any:
-        """The spec with the field's default, or else with the simplest value that is legal."""
+        """The spec as if nobody had set the field.
+
+        The field has its default or, if there is none, the first legal value that examples use. A spec of
+        another class, even of a derived one, stays as it is.
+        """
         for value in self._values if type(spec) is self.owner else ():
             if getattr(spec, self.name) == value:
                 break
@@ -66,7 +71,7 @@ class _Field:
         return spec
 
     def of_the_first(self, specs: Sequence[Any]) -> list[Any]:
-        """The specs, all with the value that the first spec of the class has."""
+        """Return the specs. In those of this class, the field has the value of the first one, if legal."""
         own = [spec for spec in specs if type(spec) is self.owner]
         return [self._changed(spec, own[0]) if type(spec) is self.owner else spec for spec in specs]
 
@@ -87,7 +92,7 @@ def _merge(field: _Field) -> _Replacements:
 
 
 def _merge_first(field: _Field) -> _Replacements:
-    """A merged spec has the first spec's value, although others differ."""
+    """A merged spec has the first spec's value of the field, although other specs have other values."""
     merge = field.owner.merge.__func__
     yield field.owner, "merge", classmethod(lambda cls, specs: merge(cls, field.of_the_first(specs)))
 
@@ -144,16 +149,16 @@ RULES: dict[str, Callable[[_Field], _Replacements]] = {
     "page": _page,
     "uniform": _uniform,
 }
-"""The rules that get a field wrong, by name."""
+"""The rules, by name. Each function returns the replacements that make the rule get a field wrong."""
 
 
 def infos() -> dict[str, SpecClassInfo]:
-    """The classes of layers, by name."""
+    """Descriptions of the spec classes that a layer can have, by name."""
     return {info["name"]: info for info in reference.classes() if info["role"] == "layer"}
 
 
 def generated() -> list[FieldFault]:
-    """A fault for each class of a layer, each of its fields and each rule."""
+    """All generated faults: one for each spec class of a layer, each field of the class and each rule."""
     return [
         FieldFault(name, field["name"], rule)
         for name, info in infos().items()
@@ -163,7 +168,7 @@ def generated() -> list[FieldFault]:
 
 
 def __getattr__(name: str) -> Callable[[], ReferenceTarget]:
-    """The factory of a generated fault, by its name."""
+    """Return the factory of the generated fault with this name, as if the module defined that factory."""
     fault = next((each for each in generated() if each.name == name), None)
     if fault is None:
         raise AttributeError(f"no generated fault is called {name!r}: name one as CLASS__FIELD__RULE")

@@ -1,4 +1,4 @@
-"""Faults of the block hashes."""
+"""Faults in the block hashes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _root = BlockHasher._root
 
 
 def items_hashed_by_name_alone() -> ReferenceTarget:
-    """A block's hash covers which items are in the block, but not their positions."""
+    """A block's hash covers which images (or other items) are in the block, but not their positions."""
 
     def replaced(token_ids: list[int], start: int, content: Any) -> bytes:
         names = []
@@ -35,7 +35,7 @@ def items_hashed_by_name_alone() -> ReferenceTarget:
 
 
 def items_of_the_whole_prompt_hashed() -> ReferenceTarget:
-    """The first block's hash covers every item of the request, even items in later blocks."""
+    """The first block's hash covers all images (or other items) of a request, even those in later blocks."""
 
     def root(hasher: BlockHasher, content: Any) -> bytes:
         names = "|".join(item.identifier for item in content.multimodal_items)
@@ -46,7 +46,7 @@ def items_of_the_whole_prompt_hashed() -> ReferenceTarget:
 
 
 def key_of_the_first_hash_block() -> ReferenceTarget:
-    """A block's key is the hash of its first hash block, not its last."""
+    """If a block has several hash blocks, its hash is that of the first hash block, not of the last."""
 
     def hashes_at(block_hashes: Sequence[bytes], hash_block_size: int, block_size: int) -> Sequence[bytes]:
         step = block_size // hash_block_size

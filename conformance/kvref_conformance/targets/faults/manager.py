@@ -1,4 +1,4 @@
-"""Faults of the managers."""
+"""Faults in the managers and in the cache manager."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _settle = FastKVCacheManager._settle
 
 
 def reset_refused_by_an_error() -> ReferenceTarget:
-    """A reset of a cache in use raises an error instead of returning False."""
+    """Resetting the prefix cache while blocks are referenced raises an error instead of returning False."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
         if not _reset_prefix_cache(pool):
@@ -42,7 +42,7 @@ def reset_refused_by_an_error() -> ReferenceTarget:
 
 
 def window_freed_one_block_early() -> ReferenceTarget:
-    """The manager also frees the block that the window begins in."""
+    """The manager also frees the block in which the window begins."""
 
     def remove_skipped_blocks(manager: SlidingWindowManager, request_id: str, tokens: int) -> None:
         _remove_skipped_blocks(manager, request_id, tokens + manager.block_size)
@@ -52,7 +52,7 @@ def window_freed_one_block_early() -> ReferenceTarget:
 
 
 def single_blocks_not_freed() -> ReferenceTarget:
-    """The manager frees blocks behind a window only if there are at least two."""
+    """The manager frees blocks before a window only if there are at least two of them."""
 
     def remove_skipped_blocks(manager: SlidingWindowManager, request_id: str, tokens: int) -> None:
         start = manager._num_nulled.get(request_id, 0)
@@ -64,7 +64,7 @@ def single_blocks_not_freed() -> ReferenceTarget:
 
 
 def found_blocks_counted_twice() -> ReferenceTarget:
-    """The prediction counts the free blocks of a hit twice."""
+    """The predicted number of blocks that a request needs counts the free blocks of its hit twice."""
 
     def count_references(pool: BlockPool, blocks: Iterable[int], references: int) -> int:
         return _count_references(pool, blocks, references) * (1 if references else 2)
@@ -88,7 +88,7 @@ def refused_when_little_is_free() -> ReferenceTarget:
 
 
 def cap_without_tokens_in_flight() -> ReferenceTarget:
-    """The cap on a windowed request's blocks leaves out the tokens in flight."""
+    """The maximum number of blocks that a request has in a windowed layer leaves out tokens in flight."""
 
     def max_blocks(manager: SlidingWindowManager, limits: MemoryLimits) -> int | None:
         return manager.kv_cache_spec.max_admission_blocks_per_request(1, limits.max_model_len)
@@ -98,7 +98,7 @@ def cap_without_tokens_in_flight() -> ReferenceTarget:
 
 
 def found_blocks_held_twice() -> ReferenceTarget:
-    """A request that takes over a hit adds two references to each of its blocks."""
+    """When a request gets the blocks of its prefix hit, it adds two references to each of them."""
 
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int
@@ -111,7 +111,7 @@ def found_blocks_held_twice() -> ReferenceTarget:
 
 
 def last_block_of_another_request() -> ReferenceTarget:
-    """Requests with equally long block tables share the last block."""
+    """A request gets the last block of another request whose block table is equally long."""
 
     def allocate_new_blocks(
         manager: FullAttentionManager, request_id: str, tokens: TokenCounts, computed: int = 0
@@ -134,7 +134,7 @@ def last_block_of_another_request() -> ReferenceTarget:
 
 
 def state_written_over_the_one_found() -> ReferenceTarget:
-    """A step after a hit writes its state over the state that was found."""
+    """The first step after a prefix hit writes its recurrent state over the state that the look-up found."""
 
     def allocate_new_blocks(
         manager: MambaManager, request_id: str, tokens: TokenCounts, computed: int = 0
@@ -210,7 +210,7 @@ def hit_within_a_block_not_copied() -> ReferenceTarget:
 
 
 def settled_a_token_too_long() -> ReferenceTarget:
-    """The fast cache manager counts a request as settled for one token too many."""
+    """The fast cache manager's shortcut for steps that change nothing lasts one token too long."""
 
     def settle_longer(manager: FastKVCacheManager, request_id: str, num_tokens: int) -> None:
         _settle(manager, request_id, num_tokens)

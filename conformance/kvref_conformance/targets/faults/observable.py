@@ -1,4 +1,4 @@
-"""Whether a generated fault changes an answer of its rule. If it changes none, no law can catch it."""
+"""Find out whether a generated fault changes any answer of its rule. If not, no law can catch the fault."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _BLOCK_SIZES = (16, 64)
 
 
 def changes_an_answer(fault: FieldFault) -> bool:
-    """Whether the rule answers differently with the fault, for legal specs that differ in the fault's field.
+    """Whether the fault changes the rule's answer for any of the specs that this module tries.
 
-    The other fields have their simplest values, but for one of them at a time.
+    These specs are legal and differ in the fault's field. Their other fields have the simplest values, or all
+    but one of them.
     """
     register_all_kvcache_specs()
     asked = list(_questions(fault))
@@ -37,7 +38,7 @@ def changes_an_answer(fault: FieldFault) -> bool:
 
 
 def _questions(fault: FieldFault) -> Iterator[list[SpecDescriptor]]:
-    """Lists of legal specs to ask the rule about."""
+    """Yield the lists of legal specs to which the rule is applied."""
     info = infos()[fault.spec_class]
     simplest = minimal(info)["fields"]
     others = [name for name in (field["name"] for field in info["fields"]) if name != fault.field]
@@ -52,7 +53,7 @@ def _questions(fault: FieldFault) -> Iterator[list[SpecDescriptor]]:
 
 
 def _values(fault: FieldFault, field: str) -> list[Any]:
-    """Values of a field: those that the strategies know for the class, and others that its type allows."""
+    """Values to try for a field: those that examples use, and for some fields more that their type allows."""
     info = infos()[fault.spec_class]
     values = list(menu(info, field))
     if any(field in KINDS.get(ancestor, {}) for ancestor in info["mro"]):
@@ -82,7 +83,7 @@ def _is_legal(spec: SpecDescriptor) -> bool:
 
 
 def _answer(rule: str, specs: list[SpecDescriptor]) -> Any:
-    """What the rule answers; None if it refuses."""
+    """The rule's answer for these specs. None if the rule refuses them."""
     try:
         match rule:
             case "merge" | "merge_first":

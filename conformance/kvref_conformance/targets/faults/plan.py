@@ -1,4 +1,4 @@
-"""Faults of planning."""
+"""Faults in planning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Specs = dict[str, KVCacheSpec]
 
 
 def incomplete_groups_left_out() -> ReferenceTarget:
-    """The planner drops each group that has fewer layers than the largest group."""
+    """The planner leaves out each group that has fewer layers than the largest group."""
 
     def get_kv_cache_groups(specs: Specs, *options: Any) -> list[KVCacheGroupSpec]:
         groups = _groups(specs, *options)
@@ -38,7 +38,7 @@ def incomplete_groups_left_out() -> ReferenceTarget:
 
 
 def one_type_if_the_first_is_the_largest() -> ReferenceTarget:
-    """Layers are of one type only if the first one has the largest page."""
+    """The planner takes layers as one uniform type only if the first layer has the largest page."""
 
     def uniform_type_specs(specs: Specs) -> Any:
         pages = [spec.page_size_bytes for spec in specs.values()]
@@ -71,7 +71,7 @@ def pages_that_do_not_divide_left_alone() -> ReferenceTarget:
 
 
 def windows_not_as_full_attention() -> ReferenceTarget:
-    """If the plan must have one group, windowed and chunked layers do not become full attention."""
+    """If the plan must have a single group, windowed and chunked layers do not become full attention."""
     break_it(planning, "_as_full_attention", lambda spec: spec)
     return ReferenceTarget()
 
@@ -90,7 +90,7 @@ def given_specs_replaced() -> ReferenceTarget:
 
 
 def null_block_on_top() -> ReferenceTarget:
-    """The plan adds the null block on top of the available memory."""
+    """The plan has one block more than fits into the available memory: the null block comes on top."""
 
     def get_kv_cache_configs(specs: Sequence[Specs], *limits: Any) -> list[KVCacheConfig]:
         return [
@@ -110,7 +110,7 @@ def null_block_on_top() -> ReferenceTarget:
 
 
 def registration_not_checked() -> ReferenceTarget:
-    """The planner plans layers even if their specs are not registered."""
+    """The planner accepts layers whose specs are not registered."""
 
     def get_kv_cache_groups(specs: Specs, *options: Any) -> list[KVCacheGroupSpec]:
         with mock.patch.object(KVCacheSpecRegistry, "check_kv_cache_spec_registry"):
@@ -121,7 +121,7 @@ def registration_not_checked() -> ReferenceTarget:
 
 
 def null_block_for_each_group() -> ReferenceTarget:
-    """The planner asks for one null block per group, and refuses memory that is too small for them."""
+    """The planner wants one null block for each group, and refuses memory that is too small for them."""
 
     def get_kv_cache_configs(
         specs: Sequence[Specs], memory: Sequence[int], limits: MemoryLimits
@@ -144,7 +144,7 @@ def coarser_hits_unmentioned() -> ReferenceTarget:
 
 
 def block_size_of_the_first_group_checked() -> ReferenceTarget:
-    """The scheduler's block size is checked against the first group only."""
+    """The coordinator checks the scheduler block size against the first group only."""
 
     def check_block_sizes(config: KVCacheConfig, *sizes: Any) -> None:
         _check_block_sizes(replace(config, kv_cache_groups=config.kv_cache_groups[:1]), *sizes)
@@ -166,7 +166,7 @@ def blocks_of_the_first_worker() -> ReferenceTarget:
 
 
 def concurrency_by_the_first_group() -> ReferenceTarget:
-    """The report assumes that a request needs as much of every group as of the first one."""
+    """The capacity report assumes that a request needs as many blocks in every group as in the first one."""
 
     def get_kv_cache_report(config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
         first = replace(config, kv_cache_tensors=[], kv_cache_groups=config.kv_cache_groups[:1])

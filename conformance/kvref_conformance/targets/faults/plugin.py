@@ -1,4 +1,4 @@
-"""The reference with a correct plugin, and with faults of a plugin.
+"""The reference with a correct plugin (`plugged`), and faults that a plugin can have.
 
 A process with `-X kvref-no-plugin` has the reference without the plugin.
 """
@@ -24,12 +24,12 @@ _state_bytes: Any = MambaSpec.__dict__["unpadded_page_size_bytes"]
 
 
 def plugged() -> Any:
-    """The reference with the plugin, or without it in a process with `-X kvref-no-plugin`."""
+    """The reference with the plugin in `acme.py`, or without it in a process with `-X kvref-no-plugin`."""
     if plugin_is_left_out():
         from kvref_conformance.targets.reference.target import ReferenceTarget
 
         return ReferenceTarget()
-    # The plugin first: importing the target looks for the classes that derive from the reference's.
+    # Import the plugin first: the target collects derived classes when it is imported.
     from kvref_conformance.targets.faults.acme import AcmePlatform
 
     def get_kv_cache_report(kv_cache_config: KVCacheConfig, limits: MemoryLimits) -> KVCacheReport:
@@ -42,7 +42,7 @@ def plugged() -> Any:
     from kvref_conformance.targets.reference.target import ReferenceTarget
 
     class PluggedReference(ReferenceTarget):
-        """The reference with the plugin."""
+        """The reference with the plugin in `acme.py`."""
 
         @property
         def plugin(self) -> PluginInfo | None:
@@ -58,7 +58,7 @@ def plugged() -> Any:
 
 
 def override_not_reached() -> Any:
-    """A group's memory is computed with the stock class that each spec derives from."""
+    """A group computes its memory with the stock class of each spec, so the plugin's override is not used."""
 
     def max_memory_usage_bytes(group: Any, limits: MemoryLimits) -> int:
         blocks = []
@@ -74,7 +74,7 @@ def override_not_reached() -> Any:
 
 
 def parameter_added_by_override() -> Any:
-    """An override in the plugin's spec has a parameter that no caller passes."""
+    """An override in the plugin's spec requires an argument that no caller passes."""
     target = plugged()
     if not plugin_is_left_out():
         from kvref_conformance.targets.faults.acme import AcmeSpec
@@ -89,7 +89,7 @@ def parameter_added_by_override() -> Any:
 
 
 def patch_of_a_name_imported_before() -> Any:
-    """The plugin patches a function that the registry has already imported by name."""
+    """The plugin patches a function, but the registry has already imported the original by name."""
 
     def current_platform() -> type[Platform]:
         return _current_platform()
@@ -100,7 +100,7 @@ def patch_of_a_name_imported_before() -> Any:
 
 
 def hook_at_every_look_up() -> Any:
-    """The platform's hook runs at every look-up, not once."""
+    """The platform's hook runs at every look-up instead of once."""
 
     def initialise(vllm_config: object = None) -> None:
         _initialise(vllm_config)

@@ -1,4 +1,4 @@
-"""Faults of the pool."""
+"""Faults in the pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _enqueue = FastBlockPool._enqueue
 
 
 def found_blocks_counted_as_free() -> ReferenceTarget:
-    """A touch takes a free block off the free list, but the count of free blocks stays."""
+    """When a free block is touched, it leaves the free list, but still counts as a free block."""
 
     def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
         before = _get_num_free_blocks(pool)
@@ -38,7 +38,7 @@ def found_blocks_counted_as_free() -> ReferenceTarget:
 
 
 def shared_blocks_counted_once() -> ReferenceTarget:
-    """A touch of a block that is already referenced adds no reference."""
+    """Touching a block that is already referenced adds no reference."""
 
     def touch(pool: BlockPool, blocks: Iterable[int]) -> None:
         _touch(pool, [block for block in blocks if not pool.get_ref_cnt(block)])
@@ -86,7 +86,7 @@ def negative_number_is_none() -> ReferenceTarget:
 
 
 def beginning_lost_before_the_end() -> ReferenceTarget:
-    """Cached blocks that are freed together enter the free list in the reverse of the given order."""
+    """Cached blocks that are freed together enter the free list in reverse order."""
 
     def add_to_free_list(pool: BlockPool, blocks: Sequence[int]) -> None:
         cached = [block for block in blocks if pool.get_keys(block)]
@@ -98,7 +98,7 @@ def beginning_lost_before_the_end() -> ReferenceTarget:
 
 
 def second_key_stays_in_the_index() -> ReferenceTarget:
-    """The pool evicts a block with several keys, but removes only the first key from the index."""
+    """When the pool evicts a block with several keys, it removes only the first key from the index."""
 
     def drop_keys(pool: BlockPool, block: int) -> None:
         del pool._keys.get(block, [])[1:]
@@ -109,7 +109,7 @@ def second_key_stays_in_the_index() -> ReferenceTarget:
 
 
 def refused_reset_clears_what_is_free() -> ReferenceTarget:
-    """A reset that is refused because blocks are referenced still evicts the free ones."""
+    """A reset that is refused because some blocks are referenced still evicts the free blocks."""
 
     def reset_prefix_cache(pool: BlockPool) -> bool:
         done = _reset_prefix_cache(pool)
@@ -122,7 +122,7 @@ def refused_reset_clears_what_is_free() -> ReferenceTarget:
 
 
 def fast_pool_reuses_the_beginning_first() -> ReferenceTarget:
-    """In the fast pool, cached blocks that are freed together are reused in the reverse order."""
+    """In the fast pool, cached blocks that are freed together are reused in reverse order."""
 
     def reversed_enqueue(pool: FastBlockPool, blocks: Sequence[int]) -> None:
         _enqueue(pool, blocks[::-1])

@@ -1,4 +1,4 @@
-"""Faults of the registry."""
+"""Faults in the registry."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _init = CrossAttentionManager.__init__
 
 
 def base_of_the_farthest_ancestor() -> ReferenceTarget:
-    """A class without an entry gets the base of its farthest registered ancestor, not of its nearest one.
+    """An unregistered class gets the uniform base of its farthest registered ancestor, not of its nearest.
 
-    The manager is the nearest ancestor's. If an ancestor's entry is overridden, the look-up is correct.
+    The class still gets the manager of its nearest registered ancestor. If the entry of any ancestor was
+    overridden, the whole look-up is correct.
     """
 
     def find(table: SpecTable, spec_class: type[KVCacheSpec]) -> KVCacheSpecMetadata | None:
@@ -37,7 +38,7 @@ def base_of_the_farthest_ancestor() -> ReferenceTarget:
         overridden = any(table.entries[entry.kvcache_spec_cls] != entry for entry in entries)
         if spec_class in table.registered or overridden or not entries:
             return _find(table, spec_class)
-        # Not the nearest one's own base: it may be no ancestor of what the entry is for.
+        # The nearest entry comes first, and the farthest last.
         return replace(entries[0], uniform_type_base_spec=entries[-1].uniform_type_base_spec)
 
     break_it(SpecTable, "find", find)
@@ -45,7 +46,7 @@ def base_of_the_farthest_ancestor() -> ReferenceTarget:
 
 
 def second_base_refused() -> ReferenceTarget:
-    """The registry refuses a class that derives from two others."""
+    """The registry refuses a class that derives from more than one class."""
 
     def register(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
         if len(entry.kvcache_spec_cls.__bases__) > 1:
@@ -65,7 +66,7 @@ def hook_never_run() -> ReferenceTarget:
 def built_ins_only_into_an_empty_table() -> ReferenceTarget:
     """A look-up registers the built-ins only while the table is empty (as vLLM does)."""
     shared = KVCacheSpecRegistry._shared
-    # One thread at a time: a race would be another fault.
+    # One thread at a time, because a race between threads would be a second fault.
     turn = threading.RLock()
 
     def table() -> SpecTable:
@@ -89,7 +90,7 @@ def built_ins_only_into_an_empty_table() -> ReferenceTarget:
 
 
 def _with_the_last(table: SpecTable, entry: KVCacheSpecMetadata) -> SpecTable:
-    """Return the table with this entry in place of an earlier registration. An override stays."""
+    """Return the table with this entry in place of the class's earlier registration. An override stays."""
     spec_class = entry.kvcache_spec_cls
     registered = {**table.registered, spec_class: entry}
     if table.entries.get(spec_class) != table.registered.get(spec_class):
@@ -134,7 +135,7 @@ def any_base_accepted() -> ReferenceTarget:
 
 
 def override_forgets_the_base() -> ReferenceTarget:
-    """An override without a base makes the class its own base, as a registration does."""
+    """An override that names no uniform base makes the class its own base, as a registration does."""
 
     def override(
         table: SpecTable,
@@ -151,7 +152,7 @@ def override_forgets_the_base() -> ReferenceTarget:
 
 
 def uniform_whatever_the_base() -> ReferenceTarget:
-    """Specs with the same manager and the same `uniform_key` are uniform, whatever their base."""
+    """Specs with the same manager and the same `uniform_key` are uniform, even if their bases differ."""
 
     def is_uniform_with_collection(spec: KVCacheSpec, kv_cache_specs: Mapping[str, KVCacheSpec]) -> bool:
         KVCacheSpecRegistry.check_kv_cache_spec_registry({"itself": spec, **kv_cache_specs})
@@ -166,7 +167,7 @@ def uniform_whatever_the_base() -> ReferenceTarget:
 
 
 def early_look_ups_remembered() -> ReferenceTarget:
-    """The registry keeps the answers it gave before the engine initialised it, and never updates them."""
+    """The registry repeats answers from before the engine initialised it, even if they are outdated."""
     remembered: dict[type[KVCacheSpec], KVCacheSpecMetadata | None] = {}
     initialised = False
 
@@ -194,7 +195,7 @@ def early_look_ups_remembered() -> ReferenceTarget:
 
 
 def hook_seen_half_way() -> ReferenceTarget:
-    """While the platform's hook runs, every thread sees what the hook has registered so far."""
+    """While the platform's hook runs, other threads see the part that the hook has registered so far."""
 
     def own_transaction(shared: SharedState[SpecTable]) -> Any:
         return shared._transaction
@@ -204,7 +205,7 @@ def hook_seen_half_way() -> ReferenceTarget:
 
 
 def defaults_in_a_substitute() -> ReferenceTarget:
-    """A substitute gets only the required fields of the spec; its other fields have their defaults."""
+    """A substitute copies only the required fields of the spec. Its optional fields have their defaults."""
 
     def resolve(spec: KVCacheSpec) -> KVCacheSpec:
         resolved = _resolve(spec)

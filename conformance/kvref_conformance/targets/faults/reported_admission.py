@@ -1,4 +1,4 @@
-"""Faults of admission that were reported for other implementations."""
+"""Faults in the admission of requests that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def held_although_refused() -> ReferenceTarget:
 
 
 def one_group_after_the_other() -> ReferenceTarget:
-    """A group allocates new blocks before the next group references its hit (vLLM PR 44409)."""
+    """A group allocates new blocks before the next group references its own hit (vLLM PR 44409)."""
 
     def allocate(
         coordinator: KVCacheCoordinator,
@@ -60,7 +60,7 @@ def one_group_after_the_other() -> ReferenceTarget:
 
 
 def found_blocks_cost_nothing() -> ReferenceTarget:
-    """The free blocks of a hit still count as free when the need is predicted (vLLM PR 6849)."""
+    """The predicted need leaves out free blocks of the hit, as if they stayed free (vLLM PR 6849)."""
 
     def count_references(pool: BlockPool, blocks: Iterable[int], references: int) -> int:
         return _count_references(pool, blocks, references) if references else 0
@@ -70,7 +70,7 @@ def found_blocks_cost_nothing() -> ReferenceTarget:
 
 
 def next_in_line_for_the_one_found() -> ReferenceTarget:
-    """A request gets the second block to be evicted if its hit is the first one (TensorRT-LLM PR 8830)."""
+    """If a hit has the next block to be evicted, the request gets the one after it (TensorRT-LLM PR 8830)."""
 
     def add_local_computed_blocks(
         manager: SingleTypeKVCacheManager, request_id: str, blocks: Sequence[int], tokens: int

@@ -1,4 +1,4 @@
-"""Faults of look-ups that were reported for other implementations."""
+"""Faults in look-ups that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _extend = BlockHasher.extend
 
 
 def window_shorter_by_what_is_read_ahead() -> ReferenceTarget:
-    """With EAGLE, a window drops its last block but does not begin a block earlier (vLLM PR 17398)."""
+    """With EAGLE, a hit drops its last block, but the look-up forgets that the window then moves.
+
+    The window of the shorter hit begins a block earlier, and that block may be missing (vLLM PR 17398).
+    """
 
     def find_longest_cache_hit(manager: SlidingWindowManager, hashes: Sequence[bytes], most: int) -> int:
         if not manager.use_eagle:
@@ -47,7 +50,7 @@ def window_shorter_by_what_is_read_ahead() -> ReferenceTarget:
 
 
 def block_read_ahead_gets_no_key() -> ReferenceTarget:
-    """With EAGLE the block after a window, which a hit also needs, is not cached (vLLM PR 44082)."""
+    """With EAGLE, a hit also needs the block after its window, but that is not cached (vLLM PR 44082)."""
 
     def is_useful(manager: SingleTypeKVCacheManager, place: int) -> bool:
         next_end = manager._aligned(place * manager.block_size) + manager.scheduler_block_size
@@ -58,7 +61,7 @@ def block_read_ahead_gets_no_key() -> ReferenceTarget:
 
 
 def each_look_drops_a_block() -> ReferenceTarget:
-    """With EAGLE, a group drops a block each time a look-up comes back to it (vLLM issue 32802)."""
+    """With EAGLE, a group drops one more block each time the same look-up asks it (vLLM issue 32802)."""
 
     def dropping(find: Any) -> Any:
         def find_longest_cache_hit(
@@ -82,7 +85,10 @@ def each_look_drops_a_block() -> ReferenceTarget:
 
 
 def one_list_cut_to_the_hit() -> ReferenceTarget:
-    """With several full attention groups, only the first is cut to the hit (vllm-ascend PR 14810)."""
+    """With several full attention groups, only the first group's blocks are cut to the length of the hit.
+
+    The others have blocks beyond its end (vllm-ascend PR 14810).
+    """
 
     def find_longest_cache_hit(
         coordinator: KVCacheCoordinator, hashes: Sequence[bytes], most: int
@@ -158,7 +164,7 @@ def found_once_for_all() -> ReferenceTarget:
 
 
 def later_hashes_begin_anew() -> ReferenceTarget:
-    """Blocks hashed later do not continue the chain of hashes (inference-sim/inference-sim issue 209)."""
+    """Blocks that become full later begin a new hash chain (inference-sim/inference-sim issue 209)."""
 
     def extend(hasher: BlockHasher, block_hashes: list[bytes], content: Any) -> None:
         done = len(block_hashes) * hasher.hash_block_size

@@ -1,4 +1,4 @@
-"""Faults of managers that were reported for other implementations."""
+"""Faults in managers that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _allocate_state = MambaManager.allocate_new_blocks
 
 
 def left_behind_and_not_new_again() -> ReferenceTarget:
-    """A block that a window has left is not zeroed when it is allocated again (vLLM PR 47574)."""
+    """A block that a window has left is not reported as new when it is allocated again.
+
+    So the block is not zeroed (vLLM PR 47574).
+    """
 
     def remove_skipped_blocks(manager: SlidingWindowManager, request_id: str, tokens: int) -> None:
         before = set(manager.req_to_blocks.get(request_id, ()))
@@ -53,7 +56,10 @@ def given_up_twice_while_under_way() -> ReferenceTarget:
 
 
 def reference_left_on_the_copy() -> ReferenceTarget:
-    """A table switches to an equal cached block without a reference (Avarok-Cybersecurity/atlas PR 373)."""
+    """If an equal block is already cached, the block table gets that block, but the block gets no reference.
+
+    The reference stays on the request's own block (Avarok-Cybersecurity/atlas PR 373).
+    """
 
     def cache_blocks(manager: SingleTypeKVCacheManager, request: Request, num_tokens: int) -> None:
         _cache_blocks(manager, request, num_tokens)
@@ -86,7 +92,7 @@ def room_for_drafts_behind_the_longest() -> ReferenceTarget:
 
 
 def loaded_state_not_counted() -> ReferenceTarget:
-    """The prediction leaves out the block of a loaded state (vLLM PR 46892)."""
+    """The predicted need leaves out the block for a recurrent state that is loaded (vLLM PR 46892)."""
 
     def num_new_blocks(
         manager: MambaManager, request_id: str, tokens: TokenCounts, length: int, total_computed_tokens: int
@@ -102,7 +108,10 @@ def loaded_state_not_counted() -> ReferenceTarget:
 
 
 def fewer_than_before_asserted_away() -> ReferenceTarget:
-    """A recurrent layer asserts that its need never shrinks (weicj/vLLM-2080Ti-Definitive PR 137)."""
+    """The manager of a recurrent layer asserts that a request never needs fewer blocks than it has.
+
+    It needs fewer after drafts were rejected (weicj/vLLM-2080Ti-Definitive PR 137).
+    """
 
     def allocate_new_blocks(
         manager: MambaManager, request_id: str, tokens: TokenCounts, computed: int = 0
@@ -117,7 +126,7 @@ def fewer_than_before_asserted_away() -> ReferenceTarget:
 
 
 def state_found_before_it_is_written() -> ReferenceTarget:
-    """A look-up finds a state in the same step that writes it (kvcached PR 363)."""
+    """A look-up finds a recurrent state in the very step that has yet to write it (kvcached PR 363)."""
 
     def _is_being_written(manager: MambaManager, block: int) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Faults of memory and transfers that were reported for other implementations."""
+"""Faults in memory and transfers that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _configs = planning.get_kv_cache_configs
 
 
 def kept_if_the_request_left_first() -> ReferenceTarget:
-    """A block stays referenced if its request is freed before the transfer ends (LMCache issue 1130)."""
+    """If a request is freed before its transfer ends, its blocks stay referenced (LMCache issue 1130)."""
 
     def unpin(pool: BlockPool, blocks: Iterable[int]) -> None:
         _unpin(pool, [block for block in blocks if pool.get_ref_cnt(block) > pool.get_num_pins(block)])
@@ -30,7 +30,7 @@ def kept_if_the_request_left_first() -> ReferenceTarget:
 
 
 def given_up_twice_when_done() -> ReferenceTarget:
-    """A finished transfer frees its blocks twice if other transfers hold them (LMCache issue 5090)."""
+    """If other transfers hold the same blocks, a finished transfer frees them twice (LMCache issue 5090)."""
 
     def unpin(pool: BlockPool, blocks: Iterable[int]) -> None:
         blocks = [block for block in blocks if pool.get_num_pins(block)]
@@ -54,7 +54,7 @@ def pages_of_the_first_layer_moved() -> ReferenceTarget:
 def _so_much_moved(user: ModuleType, size: Callable[[Ref, Sequence[Ref]], int]) -> ReferenceTarget:
     """Make `copy_blocks` in the module `user` copy only `size(ref, refs)` bytes of each page.
 
-    `ref` is the reference to the page, and `refs` are all references of its group.
+    `ref` stands for the page in the canonical view, and `refs` for all pages of that group.
     """
 
     def copy_blocks(
@@ -74,7 +74,7 @@ def _so_much_moved(user: ModuleType, size: Callable[[Ref, Sequence[Ref]], int]) 
 
 
 def chain_ends_at_the_first_layer() -> ReferenceTarget:
-    """If a layer's target shares a cache, too, the layer may get another owner's cache (vLLM PR 43185)."""
+    """If a layer's target itself shares a cache, the layer may get a wrong layer's cache (vLLM PR 43185)."""
     return bound_to_another_owner(lambda sharer, targets: targets[sharer] in targets)
 
 

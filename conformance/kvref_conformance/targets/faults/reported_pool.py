@@ -1,4 +1,4 @@
-"""Faults of the pool and its events that were reported for other implementations."""
+"""Faults in the pool and its events that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def evicted_block_knows_its_key() -> ReferenceTarget:
 
 
 def bad_blocks_found_while_held() -> ReferenceTarget:
-    """A look-up finds blocks with failed loads as long as they are referenced (vLLM PR 26813)."""
+    """A look-up still finds blocks whose load has failed, as long as they are referenced (vLLM PR 26813)."""
 
     def evict_blocks(pool: BlockPool, block_ids: Iterable[int]) -> None:
         _evict_blocks(pool, [block for block in block_ids if not pool.get_ref_cnt(block)])
@@ -65,7 +65,7 @@ def line_outlives_a_reset() -> ReferenceTarget:
 
 
 def found_again_and_still_the_oldest() -> ReferenceTarget:
-    """A block that is freed after a hit gets its old place in the free list (antonellof/ferrox PR 14)."""
+    """A block freed after a hit returns to its old place in the free list (antonellof/ferrox PR 14)."""
 
     def add_to_free_list(pool: BlockPool, blocks: Sequence[int]) -> None:
         places: dict[int, tuple[tuple[Key, ...], int]] = vars(pool).setdefault("places", {})
@@ -95,7 +95,7 @@ def cached_counts_as_used() -> ReferenceTarget:
 
 
 def removal_told_of_each_copy() -> ReferenceTarget:
-    """A BlockRemoved event is sent although another block still has the hash (vLLM PR 55092)."""
+    """The pool sends a BlockRemoved event although another block still has the same key (vLLM PR 55092)."""
 
     def drop_keys(pool: BlockPool, block: int) -> None:
         copied = [key for key in pool.get_keys(block) if len(pool.get_blocks_by_key()[key]) > 1]
@@ -108,7 +108,7 @@ def removal_told_of_each_copy() -> ReferenceTarget:
 
 
 def tokens_of_skipped_blocks_told() -> ReferenceTarget:
-    """An event contains the tokens of skipped blocks, but not their hashes (vLLM issue 44451)."""
+    """A BlockStored event has the tokens of skipped blocks, too, but not their hashes (vLLM issue 44451)."""
 
     def cache_full_blocks(
         pool: BlockPool,

@@ -1,4 +1,4 @@
-"""Faults of the registry that were reported for other implementations."""
+"""Faults in the registry that were reported for other implementations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _initialise = KVCacheSpecRegistry.initialise
 
 
 def start_forgets_what_was_registered() -> ReferenceTarget:
-    """Starting the engine forgets what the process registered before (vLLM issue 18740)."""
+    """When the engine starts, the registry forgets all earlier registrations (vLLM issue 18740)."""
 
     def forget(table: SpecTable) -> SpecTable:
         if current_platform() in table.platforms:

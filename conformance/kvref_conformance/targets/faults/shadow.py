@@ -1,4 +1,4 @@
-"""Faults that change what a kernel reads. The shadow finds them from the reads alone."""
+"""Faults that change what a kernel reads. The laws `shadow.*` find them, and look at nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _place_kv_caches = kvref.layout.place_kv_caches
 
 
 def freed_under_a_step() -> ReferenceTarget:
-    """Tokens in flight count as computed when skipped blocks are freed."""
+    """When the cache manager frees skipped blocks, it takes tokens in flight as computed."""
     in_flight: dict[str, int] = {}
 
     def allocate_slots(
@@ -49,7 +49,7 @@ def freed_under_a_step() -> ReferenceTarget:
 
 
 def salt_not_hashed() -> ReferenceTarget:
-    """The hash leaves out the salt."""
+    """The block hash leaves out the salt."""
 
     def root(hasher: BlockHasher, content: Any) -> bytes:
         salt, content.cache_salt = content.cache_salt, None
@@ -81,7 +81,7 @@ def block_of_another_for_who_comes_back() -> ReferenceTarget:
 
 
 def _share_last_blocks(concerns: Callable[[KVCacheCoordinator, str], bool]) -> None:
-    """Give each request that `concerns` selects the last block of another table of the same length."""
+    """Have each request that `concerns` selects get the last block of another table of the same length."""
 
     def allocate(coordinator: KVCacheCoordinator, request_id: str, *arguments: Any) -> tuple[list[int], ...]:
         added = _allocate(coordinator, request_id, *arguments)
@@ -99,7 +99,7 @@ def _share_last_blocks(concerns: Callable[[KVCacheCoordinator, str], bool]) -> N
 
 
 def block_of_two_groups() -> ReferenceTarget:
-    """The second group gets the last block that the first group just got."""
+    """A request's last new block in the first group is also its last new block in the second group."""
 
     def allocate(coordinator: KVCacheCoordinator, request_id: str, *arguments: Any) -> tuple[list[int], ...]:
         added = _allocate(coordinator, request_id, *arguments)
@@ -115,7 +115,7 @@ def block_of_two_groups() -> ReferenceTarget:
 
 
 def found_blocks_handed_out() -> ReferenceTarget:
-    """The pool evicts a block of a request's own hit and allocates it as the request's last new block."""
+    """The pool evicts a block of a request's hit, and allocates it as the last new block of that request."""
 
     def allocate(
         coordinator: KVCacheCoordinator,
@@ -140,7 +140,7 @@ def found_blocks_handed_out() -> ReferenceTarget:
 
 
 def hit_longer_in_one_group() -> ReferenceTarget:
-    """All groups get the length of the first group's hit. A group that lacks a block gets another one."""
+    """A hit has the length that the first group found. If a group lacks a block, it gets any cached block."""
 
     def longest(coordinator: HybridKVCacheCoordinator, block_hashes: Sequence[bytes], max_length: int) -> int:
         found = _longest(coordinator, block_hashes, max_length)
@@ -166,7 +166,7 @@ def _nothing(*arguments: object) -> None:
 
 
 def state_of_the_block_before() -> ReferenceTarget:
-    """A hit starts from the state one block before its end, if that is cached."""
+    """A recurrent layer resumes from the state one block before the end of the hit, if that is cached."""
 
     def get_hit_blocks(manager: MambaManager, hashes: Sequence[bytes], length: int) -> list[int]:
         blocks = _get_hit_blocks(manager, hashes, length)
@@ -201,12 +201,12 @@ def drafts_get_keys() -> ReferenceTarget:
 
 
 def sharer_bound_to_another_owner() -> ReferenceTarget:
-    """A layer that shares a cache is bound to the first cache with the same pages as its owner's."""
+    """A layer that shares a cache gets the first cache with the same page layout, even if it is wrong."""
     return bound_to_another_owner(lambda sharer, targets: True)
 
 
 def bound_to_another_owner(concerns: Callable[[str, Mapping[str, str]], bool]) -> ReferenceTarget:
-    """Bind each layer that `concerns` selects to the first cache with the same pages as its owner's."""
+    """Bind each layer that `concerns` selects to the first cache with the same page layout as its own."""
 
     def share_kv_caches(kv_caches: KVCaches, targets: Mapping[str, str]) -> None:
         _share_kv_caches(kv_caches, targets)
@@ -221,7 +221,7 @@ def bound_to_another_owner(concerns: Callable[[str, Mapping[str, str]], bool]) -
 
 
 def blocks_too_close() -> ReferenceTarget:
-    """The stride between blocks is one element too short."""
+    """The stride between blocks is one element too short, so blocks overlap."""
 
     def place_kv_caches(*arguments: Any, **options: Any) -> KVCachePlacement:
         placement = _place_kv_caches(*arguments, **options)

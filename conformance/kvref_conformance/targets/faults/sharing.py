@@ -1,4 +1,4 @@
-"""Faults of sharing."""
+"""Faults in the sharing of caches between layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Targets = Mapping[str, str]
 
 
 def states_and_content_exchanged() -> ReferenceTarget:
-    """A layer that shares sees the axes of states and content swapped."""
+    """A layer that shares a cache sees the axes of states and of content swapped."""
 
     def share_kv_caches(kv_caches: KVCaches, targets: Targets) -> None:
         _share(kv_caches, targets)
@@ -42,7 +42,7 @@ def states_and_content_exchanged() -> ReferenceTarget:
 
 
 def second_layer_where_the_first_is() -> ReferenceTarget:
-    """The second layer of a group gets the first layer's memory if their pages are alike."""
+    """The second layer of a group gets the first layer's memory if the pages of both are laid out alike."""
 
     def place_kv_caches(*arguments: Any, **options: Any) -> KVCachePlacement:
         placement = _place(*arguments, **options)
@@ -71,7 +71,7 @@ def memory_for_each_layer() -> ReferenceTarget:
 
 
 def targets_without_targets() -> ReferenceTarget:
-    """A layer's target is looked up only among layers that have a cache of their own."""
+    """The target of a sharing layer is looked up only among layers that have a cache of their own."""
 
     def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         resolved = _resolve(targets, owners, *groups)
@@ -98,7 +98,7 @@ def targets_listed_before() -> ReferenceTarget:
 
 
 def targets_followed_for_ever() -> ReferenceTarget:
-    """Targets are followed by recursion without a check for cycles."""
+    """A chain of targets is followed by recursion, without a check for cycles."""
 
     def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         def end_of(layer: str) -> str:
@@ -113,7 +113,7 @@ def targets_followed_for_ever() -> ReferenceTarget:
 
 
 def unknown_targets_left_out() -> ReferenceTarget:
-    """A layer with an unknown target is silently left out."""
+    """A sharing layer whose target does not exist is left out without an error."""
 
     def resolve_kv_sharing(targets: Targets, owners: Collection[str], *groups: Any) -> dict[str, str]:
         known = dict(targets)
@@ -126,7 +126,7 @@ def unknown_targets_left_out() -> ReferenceTarget:
 
 
 def joined_again() -> ReferenceTarget:
-    """Layers that joined a group join it again, and duplicate names are not refused."""
+    """Sharing layers that are already in a group are added again, and no error reports duplicate names."""
 
     def add_kv_sharing_layers_to_kv_cache_groups(
         targets: Targets, groups: Sequence[KVCacheGroupSpec], *more: Any

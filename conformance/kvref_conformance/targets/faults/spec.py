@@ -1,4 +1,4 @@
-"""Faults of the specs."""
+"""Faults in the specs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hashed_by_identity() -> ReferenceTarget:
 
 
 def alignment_not_pickled() -> ReferenceTarget:
-    """Pickling leaves out alignment, so the copy has the default."""
+    """Pickling leaves out the field `alignment`, so the restored spec has the default."""
 
     def state(spec: PaddedKVCacheSpec) -> dict[str, Any]:
         return {name: value for name, value in vars(spec).items() if name != "alignment"}
@@ -47,7 +47,7 @@ def alignment_not_pickled() -> ReferenceTarget:
 
 
 def window_of_one_token_refused() -> ReferenceTarget:
-    """A window of one token is refused."""
+    """The spec of a windowed layer refuses a window of one token."""
 
     def check_fields(spec: SlidingWindowSpec) -> None:
         if spec.sliding_window == 1:
@@ -59,7 +59,7 @@ def window_of_one_token_refused() -> ReferenceTarget:
 
 
 def window_not_checked() -> ReferenceTarget:
-    """A windowed spec does not check its window."""
+    """The spec of a windowed layer accepts every window, even an impossible one."""
     break_it(SlidingWindowSpec, "check_fields", AttentionSpec.check_fields)
     return ReferenceTarget()
 
@@ -82,7 +82,7 @@ def scales_not_counted() -> ReferenceTarget:
 
 
 def state_for_each_token() -> ReferenceTarget:
-    """A page has a state for each token, although tokens are compressed."""
+    """A page of latent attention has a state for each token, even if the spec compresses several into one."""
     break_it(MLAAttentionSpec, "num_states", property(lambda spec: spec.block_size))
     return ReferenceTarget()
 
@@ -95,7 +95,7 @@ def page_with_a_header() -> ReferenceTarget:
 
 
 def memory_of_part_of_a_page() -> ReferenceTarget:
-    """The last block of the longest request counts only as far as it is filled."""
+    """The memory of the longest request counts its last block only as far as tokens fill that block."""
 
     def max_memory_usage_bytes(spec: FullAttentionSpec, limits: MemoryLimits) -> int:
         return limits.max_model_len * spec.page_size_bytes // spec.block_size
@@ -115,7 +115,7 @@ def memory_of_all_behind_the_window() -> ReferenceTarget:
 
 
 def window_of_the_first() -> ReferenceTarget:
-    """A merged spec takes the first spec's window, even if that has none."""
+    """A merged spec takes the window of the first spec, even if that has none and another spec has one."""
 
     def rule(values: Sequence[Any]) -> Any:
         one_if_any(values)
@@ -126,7 +126,7 @@ def window_of_the_first() -> ReferenceTarget:
 
 
 def merged_as_what_they_have_in_common() -> ReferenceTarget:
-    """Specs of a class and of its subclass merge into a spec of the parent class, in any order."""
+    """Specs of a class and of a class derived from it merge into a spec of the base class, in any order."""
 
     def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
         common = [type(one) for one in specs if all(isinstance(spec, type(one)) for spec in specs)]
@@ -161,13 +161,13 @@ def uniform_if_the_first_window_is_enough() -> ReferenceTarget:
 
 
 def chunks_not_compared() -> ReferenceTarget:
-    """Chunked layers are uniform whatever their chunks."""
+    """Chunked layers are uniform even if their chunk sizes differ."""
     break_it(ChunkedLocalAttentionSpec, "uniform_key", ("attention_chunk_size",))
     return ReferenceTarget()
 
 
 def windows_compared_before_kinds() -> ReferenceTarget:
-    """A windowed spec reads the window of every other spec, even of those without one."""
+    """Comparing a windowed spec with others reads the window of each, even of a spec without one."""
 
     def is_uniform(spec: KVCacheSpec, layers: Mapping[str, Any]) -> bool:
         if not isinstance(spec, SlidingWindowSpec):
@@ -180,20 +180,20 @@ def windows_compared_before_kinds() -> ReferenceTarget:
 
 
 def alignment_ignored() -> ReferenceTarget:
-    """A layer with latent attention ignores the alignment it was given."""
+    """The spec of latent attention ignores its `alignment`."""
     page = property(lambda spec: spec.page_size_padded or spec.unpadded_page_size_bytes)
     break_it(MLAAttentionSpec, "page_size_bytes", page)
     return ReferenceTarget()
 
 
 def state_padding_ignored() -> ReferenceTarget:
-    """A recurrent layer ignores the padding it was given."""
+    """The spec of a recurrent layer ignores its `page_size_padded`."""
     break_it(MambaSpec, "page_size_bytes", MambaSpec.unpadded_page_size_bytes)
     return ReferenceTarget()
 
 
 def padding_stored_at_copy() -> ReferenceTarget:
-    """A copy with a new block size stores the padding from alignment in `page_size_padded`."""
+    """A copy with a new block size stores the padding from `alignment` in the field `page_size_padded`."""
 
     def copy_with_new_block_size(spec: AttentionSpec, block_size: int) -> AttentionSpec:
         if spec.alignment is None:
@@ -227,7 +227,7 @@ def block_size_not_compared_in_merge() -> ReferenceTarget:
 
 
 def one_state_counted() -> ReferenceTarget:
-    """A recurrent layer counts memory for one running state and for the states of drafts only."""
+    """A recurrent layer's memory has the running state and drafts' states, but none of steps in flight."""
 
     def max_memory_usage_bytes(spec: MambaSpec, limits: MemoryLimits) -> int:
         return spec.page_size_bytes * (1 + spec.num_speculative_blocks)

@@ -12,7 +12,7 @@ from kvref_conformance.targets.reference.target import ReferenceTarget
 
 
 def merge_ends_the_process() -> ReferenceTarget:
-    """Merging one class of spec aborts the process."""
+    """Merging the specs of chunked layers aborts the process."""
 
     def merge(cls: type[Any], specs: Sequence[Any]) -> Any:
         os.abort()

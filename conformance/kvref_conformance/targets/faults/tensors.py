@@ -1,4 +1,4 @@
-"""Faults of memory."""
+"""Faults in the memory of caches and in the views of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nothing_for_a_single_layer() -> ReferenceTarget:
 
 
 def layers_on_one_another() -> ReferenceTarget:
-    """Layers that are packed in one block all start at the first one's offset."""
+    """Layers that are packed into one block all start at the offset of the first layer."""
 
     def lay_out(region: Sequence[Any], *how: Any) -> Any:
         offsets, pages = _lay_out(region, *how)
@@ -61,7 +61,7 @@ def padding_left_out_of_strides() -> ReferenceTarget:
 
 
 def two_blocks_taken_for_k_and_v() -> ReferenceTarget:
-    """If there are two blocks, the axis of blocks is taken for the axis of K and V."""
+    """If there are exactly two blocks, the axis of K and V is confused with the axis of blocks."""
 
     def place_kv_caches(config: KVCacheConfig, order: KVCacheLayout, **how: Any) -> KVCachePlacement:
         if config.num_blocks == 2 and "K" in order.order:
@@ -90,7 +90,7 @@ def first_kernel_block_of_each() -> ReferenceTarget:
 
 
 def null_block_not_planned() -> ReferenceTarget:
-    """The null block gets memory on top of the plan."""
+    """The null block gets memory in addition to what the plan says."""
 
     def allocate(config: KVCacheConfig, sizes: Sequence[int], device: Any) -> tuple[torch.Tensor, ...]:
         return _allocate(config, [size + size // config.num_blocks for size in sizes], device)
@@ -114,7 +114,7 @@ def last_byte_not_cleared() -> ReferenceTarget:
 
 
 def contiguous_not_heeded() -> ReferenceTarget:
-    """Each tensor gets an allocation of its own, even if the caller asks for one buffer."""
+    """Each tensor of the plan gets a buffer of its own, even if the caller asks for a single buffer."""
 
     def allocate_kv_cache(*what: Any, contiguous: bool, **how: Any) -> KVCaches:
         return _allocate_kv_cache(*what, contiguous=False, **how)

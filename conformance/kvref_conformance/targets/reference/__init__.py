@@ -1,1 +1,1 @@
-"""The reference implementation as a target."""
+"""The reference as a target: for each part, the functions that call the package kvref."""

@@ -1,4 +1,4 @@
-"""The part `bench` of the reference: its own API, to be timed."""
+"""The part `bench` of the reference: calls of kvref's own functions, for `kvref bench` to time."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def bytes_of_a_block(made: CanonicalKVCaches) -> int:
 
 
 class Bench:
-    """The part `bench` for one half of the reference: its pool, cache manager and canonical view."""
+    """The part `bench` for one half of the reference, which has a pool, cache manager and canonical view."""
 
     plan = staticmethod(plan)
     join = staticmethod(join)

@@ -1,4 +1,7 @@
-"""The part `cache` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `cache` of the reference: a cache manager with its requests.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def create(
 
 
 def watch(manager: KVCacheManager) -> None:
-    """Record how many blocks the manager predicts, and which blocks it then allocates."""
+    """From now on, record how many blocks the cache manager predicts, and which blocks it then allocates."""
     coordinator = manager.coordinator
     predict, wait, take = (
         coordinator.get_num_blocks_to_allocate,
@@ -80,7 +83,7 @@ def watch(manager: KVCacheManager) -> None:
         return int(CURRENT.needed)
 
     def must_wait(hits: Sequence[Sequence[int]]) -> bool:
-        # A request that has to wait says so by needing more blocks than there are.
+        # If the request must wait, record a need of as many blocks as there are, which is never granted.
         CURRENT.needed = manager.block_pool.num_gpu_blocks if wait(hits) else 0
         return bool(CURRENT.needed)
 
@@ -125,7 +128,7 @@ def lookup(request: str) -> Hit:
 
 
 def only_set_arguments(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are not false or zero. An engine passes only these."""
+    """Leave out arguments that are None, false or zero, as an engine does."""
     return {name: value for name, value in arguments.items() if value}
 
 

@@ -1,4 +1,7 @@
-"""The part `connector` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `connector` of the reference: an offloading connector with its pool and memory.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The part `drift` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `drift` of the reference: how a plugin fits the code that it plugs into.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def calls(names: Sequence[str]) -> list[Call]:
 
 
 def start() -> None:
-    """Do nothing: the reference has no engine."""
+    """Do nothing. The reference has no engine to start."""
 
 
 def replaced(packages: Sequence[str]) -> list[Replaced]:
@@ -87,14 +90,14 @@ def reached(
     if derived:
         KVCacheSpecRegistry.register(used_class, used_manager, base)
     CLASSES[spec["class"]] = used_class
-    # If a call is refused, it is refused for both classes. What was reached until then counts.
+    # If `use` raises for one class, it raises for the other, too. What it reached until then counts.
     with suppress(Exception):
         use(make(spec))
     return sorted(set(found))
 
 
 def use(spec: Any) -> None:
-    """Plan for two layers with the spec, and make their manager."""
+    """Merge the spec, plan two layers with it, and make a manager for it."""
     limits = MemoryLimits(256, 128)
     KVCacheSpecRegistry.check_kv_cache_spec_registry({"layer.0": spec})
     type(spec).merge([spec, spec])

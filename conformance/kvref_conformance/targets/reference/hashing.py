@@ -1,4 +1,7 @@
-"""The part `hashing` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `hashing` of the reference: the block hashes of a request.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The part `planner` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `planner` of the reference: groups of layers and the sizes of their caches.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from kvref_conformance.targets.codec import facts
 from kvref_conformance.targets.reference.specs import make
 
 BLOCKS = 2048
-"""The blocks of a cache manager that is only made to see whether it can be."""
+"""The number of blocks for a cache manager that serves no request: kvref only tries its constructor."""
 
 
 def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:

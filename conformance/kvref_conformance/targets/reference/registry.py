@@ -1,4 +1,7 @@
-"""The part `registry` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `registry` of the reference: the registry of spec classes and their managers.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 

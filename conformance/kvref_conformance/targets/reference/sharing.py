@@ -1,4 +1,7 @@
-"""The part `sharing` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `sharing` of the reference: layers that use the cache of another layer.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The targets `reference`, `reference:plain` and `reference:fast`: kvref's own implementation."""
+"""The targets `reference`, `reference:plain` and `reference:fast`, which are kvref's own implementation."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class PlainTarget(ReferenceTarget):
 
 
 class FastTarget(ReferenceTarget):
-    """The target `reference:fast`: checks and benchmarks use the fast half, and what both halves share."""
+    """The target `reference:fast`: checks and benchmarks use the fast half, where it has code of its own."""
 
     name = "reference:fast"
     pool: PoolPart = fast_pool

@@ -1,4 +1,7 @@
-"""The part `tensors` of the reference. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `tensors` of the reference: the memory of caches and the views of it.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,11 @@ def allocate(
 
 
 def kernel_block_sizes(config: KVCacheConfig, kernel_block_size: int | None) -> list[int]:
-    """The kernel block size of each group: the given one if it fits, else the group's block size."""
+    """The kernel block size of each group.
+
+    This is `kernel_block_size` if that divides the group's block size, otherwise the group's block size.
+    Groups of recurrent layers always have their block size.
+    """
     sizes = []
     for group in config.kv_cache_groups:
         spec = group.kv_cache_spec
@@ -89,7 +96,7 @@ def pages_of(layer: str) -> PageLayout:
 
 
 def views_of(layer: str) -> list[Any]:
-    """The tensors that the layer works with."""
+    """The tensors through which the layer uses its cache."""
     cache = CURRENT.model[layer].kv_cache
     return cache if isinstance(cache, list) else [cache]
 

@@ -1,1 +1,1 @@
-"""The vLLM that is installed for the target's interpreter, as a target."""
+"""The vLLM of the target's interpreter as a target: for each part, the functions that call vLLM."""

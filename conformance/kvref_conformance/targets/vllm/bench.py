@@ -1,4 +1,4 @@
-"""The part `bench` of vLLM: its own API, to be timed."""
+"""The part `bench` of vLLM: calls of vLLM's own functions, for `kvref bench` to time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvref_conformance.targets.vllm.specs import make
 
 
 def requests(block_size: int) -> Any:
-    """Return a function that makes a request with block hashes from a name and tokens."""
+    """Return a function that takes a name and tokens, and makes a request with block hashes."""
     kv_cache_utils.init_none_hash(sha256)
     hasher = kv_cache_utils.get_request_block_hasher(block_size, sha256)
 
@@ -121,7 +121,7 @@ def join(groups: Sequence[Sequence[str]], sharing: Sequence[Pair]) -> BenchCall:
     targets = dict(sharing)
 
     def run(given: list[Any]) -> list[Any]:
-        """Change the groups in place, as vLLM does."""
+        """Add the sharing layers to the groups in place, as vLLM does, and return the groups."""
         add_kv_sharing_layers_to_kv_cache_groups(targets, given)
         return given
 
@@ -142,7 +142,7 @@ def allocate(
     model = engine.compilation_config.static_forward_context
 
     def fresh() -> dict[str, Any]:
-        """Remove the last run's caches from all layers, and return the arguments of the next run."""
+        """Remove the caches of the last run from all layers, and return the arguments of the next run."""
         for layer in model.values():
             vars(layer).pop("kv_cache", None)
         return {**arguments, **({"runner_kv_caches": []} if "runner_kv_caches" in arguments else {})}

@@ -1,4 +1,7 @@
-"""The part `cache` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
+"""The part `cache` of vLLM: a cache manager with its requests.
+
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def create(
 
 
 def make_manager(config: Any, **settings: Any) -> Any:
-    """Make a KVCacheManager with the settings that this release has, and leave out the others."""
+    """Make a KVCacheManager. Settings that its constructor does not have in this release are left out."""
     return KVCacheManager(config, **{name: settings[name] for name in settings if takes_setting(name)})
 
 
@@ -94,7 +97,7 @@ def cap_of(spec: Any, max_in_flight_tokens: int, max_model_len: int) -> int | No
 
 
 def watch(manager: Any) -> None:
-    """Record how many blocks the manager predicts, and which blocks it then allocates."""
+    """From now on, record how many blocks the cache manager predicts, and which blocks it then allocates."""
     predict, take = manager.coordinator.get_num_blocks_to_allocate, manager.block_pool.get_new_blocks
 
     def get_num_blocks_to_allocate(*arguments: Any, **named: Any) -> Any:
@@ -213,7 +216,7 @@ def take_new_block_ids() -> list[int]:
 
 
 def mamba_cache_modes() -> list[str]:
-    """The modes in which the engine caches recurrent states with prefix caching."""
+    """The modes (`align`, `all`) in which this release caches recurrent states with prefix caching."""
     modes = get_args(getattr(vllm.config.cache, "MambaCacheMode", None))
     return [mode for mode in ("align", "all") if mode in modes]
 
@@ -255,7 +258,10 @@ def event_in_words(event: Any) -> CacheEvent:
 
 
 def event_hash_name(block_hash: Any) -> str:
-    """The name of a hash in an event. The event has the hash itself, or its last eight bytes as a number."""
+    """A short name for a block hash in an event.
+
+    An event has either the hash itself or the last eight bytes of the hash as a number.
+    """
     return hash_name(block_hash.to_bytes(8, "big") if isinstance(block_hash, int) else block_hash)
 
 

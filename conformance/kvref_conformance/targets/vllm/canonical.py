@@ -1,4 +1,7 @@
-"""The part `canonical` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
+"""The part `canonical` of vLLM: the canonical view of allocated caches.
+
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,17 @@ REGISTERED: SimpleNamespace = SimpleNamespace(caches=None)
 
 
 def register() -> Canonical:
-    """Have the offloading connector's worker make the view. Keep and describe what its copier would get."""
+    """Have the worker of vLLM's offloading connector make the canonical view, then keep and describe it.
+
+    The worker would pass the view to the part that copies blocks. `keep` takes the place of that part.
+    """
     with without_mappings():
         connector_of(CURRENT.engine, CURRENT.config).register_kv_caches(CURRENT.caches)
     return canonical_facts(REGISTERED.caches, CURRENT.buffers)
 
 
 def without_mappings() -> Any:
-    """A patch for the function that maps pages across GPUs, which needs more of a model than we have."""
+    """Make a patch that switches off how vLLM maps pages across GPUs, because that needs a real model."""
     return patch.object(worker, "derive_canonical_mappings", lambda *arguments: {}, create=True)
 
 

@@ -1,4 +1,7 @@
-"""The part `drift` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
+"""The part `drift` of vLLM: how a plugin fits the code that it plugs into.
+
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+"""
 
 from __future__ import annotations
 
@@ -94,21 +97,21 @@ def reached(
     CLASSES[spec["class"]] = used_class
     used = make(spec)
     for stage in (plan, serve):
-        # If a stage refuses, it does so for both classes. What was reached until then counts.
+        # If a stage raises for one class, it raises for the other, too. What it reached until then counts.
         with suppress(Exception):
             stage(used)
     return sorted(set(found))
 
 
 def plan(spec: Any) -> None:
-    """Group two layers and size their cache, as an engine of one GPU does at start."""
+    """Group two layers with this spec and size their cache, as an engine with one GPU does when it starts."""
     layers = {"layer.0": spec, "layer.1": spec}
     config = engine_config(layers, 256, 128)
     kv_cache_utils.get_kv_cache_configs(config, [layers], [spec.page_size_bytes * 1024])
 
 
 def serve(spec: Any) -> None:
-    """Serve the same prompt twice with a cache manager of one group."""
+    """Serve the same prompt twice with a cache manager that has one group with this spec."""
     size = spec.block_size
     config = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer.0"], spec)])
     known = {
@@ -143,6 +146,6 @@ def serve(spec: Any) -> None:
 
 
 def accepting(factory: Callable[..., Any], known: dict[str, Any]) -> Any:
-    """Call the factory with the arguments that it takes in this release, and leave out the others."""
+    """Call the factory. Arguments in `known` that it does not take in this release are left out."""
     taken = inspect.signature(factory).parameters
     return factory(**{name: value for name, value in known.items() if name in taken})

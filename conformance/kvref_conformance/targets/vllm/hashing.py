@@ -1,4 +1,7 @@
-"""The part `hashing` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
+"""The part `hashing` of vLLM: the block hashes of a request.
+
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if "prompt_is_token_ids" in inspect.signature(Request).parameters:
 
 
 def text(value: str | None) -> Any:
-    """A new object with the same text: an engine gets new objects from its front end, too."""
+    """Return a new string with the same text, because an engine also gets new strings from its front end."""
     return None if value is None else value.encode().decode()
 
 
@@ -44,9 +47,9 @@ def features_of(content: Content) -> list[Any]:
 
 
 def embeddings_of(content: Content, prompt: list[int]) -> dict[str, Any]:
-    """The prompt as arguments of a request: tokens, embeddings, or both.
+    """The prompt as arguments for the constructor of a request: tokens, embeddings, or both.
 
-    If there are both, the tokens have rows of zeros in the embeddings.
+    If there are both, a position with a token has a row of zeros in the embeddings.
     """
     embeddings = content.get("embeddings", {})
     if not embeddings:

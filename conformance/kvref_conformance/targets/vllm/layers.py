@@ -1,6 +1,7 @@
-"""Layers as vLLM's model runner sees them, without weights. Stand-alone programs copy this module.
+"""Layers as vLLM's model runner sees them, without weights.
 
-A layer has a spec, and a backend that says what its kernels need. A sharing layer also has a target.
+A layer has a spec, and a backend, which says what the layer's kernels need. A layer that shares a cache also
+has a target, the layer whose cache it uses. Stand-alone programs copy functions from this module.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvref.target import Pair
 def layers_of_model(
     specs: Mapping[str, Any], sharing: Sequence[Pair], layout: str, kernel_block_size: int | None
 ) -> dict[str, Any]:
-    """A layer for each spec, then the sharing layers, each with the spec of its owner."""
+    """Make a layer for each spec, then the sharing layers. A sharing layer has the spec of its owner."""
     targets: dict[str, str] = sharing_targets(sharing)
     layers: dict[str, Any] = {}
     for name in [*specs, *targets]:
@@ -41,14 +42,17 @@ def sharing_targets(sharing: Sequence[Pair]) -> dict[str, str]:
 
 
 def owner_of(layer: str, targets: Mapping[str, str], specs: Mapping[str, Any]) -> str:
-    """The owner at the end of a layer's chain of targets. If no owner is there, any layer with a cache."""
+    """The layer with a cache at the end of a layer's chain of targets.
+
+    If the chain does not end at such a layer, the result is any layer with a cache.
+    """
     for _ in targets:
         layer = targets.get(layer, layer)
     return layer if layer in specs else next(iter(specs))
 
 
 class AttentionLayer(Attention):  # type: ignore[misc]
-    """An attention layer, with or without a target to share with."""
+    """An attention layer. `target` is the layer whose cache it uses, or None if it has its own."""
 
     attn_type = "decoder"
 
@@ -87,7 +91,7 @@ class StateLayer(MambaBase):  # type: ignore[misc]
 
 
 class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """A metadata builder that never builds: there are no kernels."""
+    """A metadata builder that builds nothing, because there are no kernels."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -97,7 +101,10 @@ class Builder(AttentionMetadataBuilder):  # type: ignore[misc]
 
 
 def backend_of(spec: Any, layout: str, kernel_block_size: int | None) -> type[Any]:
-    """A backend whose kernels need this layout. They need this block size if it divides the layer's."""
+    """Make a backend whose kernels need this layout.
+
+    If `kernel_block_size` divides the spec's block size, the kernels need that size. Otherwise, any will do.
+    """
     splits = kernel_block_size is not None and spec.block_size % kernel_block_size == 0
     axes = "BNC" if is_latent(spec) else axes_in(layout)
 
@@ -114,7 +121,7 @@ def backend_of(spec: Any, layout: str, kernel_block_size: int | None) -> type[An
         def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
             return [kernel_block_size if splits else MultipleOf(1)]
 
-        # Releases that leave layouts to backends ask for the rest.
+        # In releases where each backend has its own layout, vLLM also calls the methods below.
         @staticmethod
         def get_kv_cache_shape(
             num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
@@ -141,7 +148,7 @@ def is_latent(spec: Any) -> bool:
 
 
 def axes_in(layout: str) -> str:
-    """The axes of a view in this layout. With an axis K, tokens come before heads."""
+    """The axes of a layer's view in this layout, one letter for each (see the capability `layouts`)."""
     if "K" not in layout:
         return "BHNC"
     return "KBNHC" if layout.index("K") < layout.index("B") else "BKNHC"

@@ -1,4 +1,7 @@
-"""The part `planner` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
+"""The part `planner` of vLLM: groups of layers and the sizes of their caches.
+
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from kvref_conformance.targets.vllm.cache import make_manager, takes_setting
 from kvref_conformance.targets.vllm.specs import make
 
 BLOCKS = 2048
-"""The blocks of a cache manager that is only made to see whether it can be."""
+"""The number of blocks for a cache manager that serves no request: kvref only tries its constructor."""
 
 
 def groups(layers: Mapping[str, SpecDescriptor]) -> Plan:
@@ -111,7 +114,7 @@ def construct(
 
 
 def shown(objects: Mapping[str, Any], name: str) -> dict[str, int]:
-    """The value of an attribute in each object that has it."""
+    """The value of an attribute in each object that has this attribute."""
     return {which: getattr(one, name) for which, one in objects.items() if hasattr(one, name)}
 
 
@@ -138,7 +141,7 @@ def capacity(
 
 
 def capacities(engine: Any, plan: Any) -> dict[str, Capacity]:
-    """The capacity that worker and scheduler report. In older releases, only the worker reports it."""
+    """The capacity that the worker and the scheduler report. In older releases, only the worker does so."""
     if not hasattr(kv_cache_utils, "get_kv_cache_capacity"):
         return {
             "worker": {
@@ -162,7 +165,7 @@ def for_scheduler(planned: Any) -> Any:
 
 
 def engine_block_size(scheduled: Any) -> int:
-    """The block size that an engine sets in its configuration after planning."""
+    """The block size that an engine writes into its configuration after planning."""
     specs = [group.kv_cache_spec for group in scheduled.kv_cache_groups]
     cached = [spec for spec in specs if getattr(spec, "prefix_cacheable", True)]
     sizes: list[int] = [spec.block_size for spec in cached or specs]
@@ -170,7 +173,7 @@ def engine_block_size(scheduled: Any) -> int:
 
 
 class Lines(logging.Handler):
-    """A log handler that keeps the lines."""
+    """A log handler that collects the messages."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -182,7 +185,7 @@ class Lines(logging.Handler):
 
 @contextmanager
 def log_lines() -> Iterator[list[str]]:
-    """The lines that vLLM logs inside the `with` block, at the level that is shown by default."""
+    """Collect what vLLM logs inside the `with` statement, at level INFO, which vLLM shows by default."""
     logger = logging.getLogger("vllm")
     handler, level = Lines(), logger.level
     logger.addHandler(handler)
@@ -221,14 +224,14 @@ def sized(planned: Any, specs: Mapping[str, Any]) -> SizedPlan:
 
 
 def in_one_allocation(tensors: Sequence[Any]) -> bool:
-    """Whether a plan has one allocation for all tensors: they then list `layers` or have a block stride."""
+    """Whether all tensors of a plan share one allocation: each then lists `layers` or has a block stride."""
     return bool(tensors) and all(
         hasattr(tensor, "layers") or getattr(tensor, "block_stride", 0) for tensor in tensors
     )
 
 
 def specs_of(group: Any) -> dict[str, Any]:
-    """The spec of each layer of a group, whether the group has one spec or a composite."""
+    """The spec of each layer in a group. A group has one spec for all layers, or a composite of several."""
     composite = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     return {name: composite[name] if composite else group.kv_cache_spec for name in group.layer_names}
 
@@ -253,7 +256,7 @@ def manager_name(spec: Any) -> str | None:
 
 
 def manager_class(spec: Any) -> Any:
-    """The manager class of a spec, from the registry or, in releases without one, from vLLM's table."""
+    """The manager class of a spec, from vLLM's registry or, in releases without a registry, from a table."""
     table = getattr(single_type_kv_cache_manager, "spec_manager_map", None)
     if table is not None:
         return table.get(type(spec))
@@ -262,7 +265,7 @@ def manager_class(spec: Any) -> Any:
 
 
 def engine_config(specs: Mapping[str, Any], max_model_len: int, max_in_flight_tokens: int) -> Any:
-    """The configuration of an engine with one GPU, with every setting that any release reads."""
+    """Make the configuration of an engine with one GPU. It has all settings that any release reads."""
     modes = [spec.mamba_cache_mode for spec in specs.values() if hasattr(spec, "mamba_cache_mode")]
     return SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=max_model_len, original_max_model_len=max_model_len),
@@ -293,5 +296,5 @@ def engine_config(specs: Mapping[str, Any], max_model_len: int, max_in_flight_to
 
 
 def first_layout() -> Any:
-    """A layout in which each layer has memory of its own, so that groups need pages of one size."""
+    """vLLM's first layout. There, each layer has memory of its own, so all groups need pages of one size."""
     return next(iter(import_module("vllm.v1.kv_cache_layout").KVCacheLayout))

@@ -29,7 +29,7 @@ GENERAL = "vllm.general_plugins"
 
 @dataclass(frozen=True)
 class Plugin:
-    """An installed platform plugin, and how it is loaded."""
+    """An installed platform plugin, and how to load it."""
 
     name: str
     entry: str
@@ -38,7 +38,7 @@ class Plugin:
     packages: tuple[str, ...]
     """The plugin's top-level packages."""
     vllm_wanted: str
-    """The requirement on vLLM in its distribution, or an empty string."""
+    """The version of vLLM that the plugin's distribution requires (`vllm>=0.30`), or an empty string."""
     entry_points: tuple[str, ...]
     stubs: tuple[str, ...]
     modules: tuple[str, ...] = ()
@@ -104,7 +104,11 @@ def info(plugin: Plugin, managers: Mapping[str, list[str]]) -> PluginInfo:
 
 
 def find(name: str, stubs: Sequence[str]) -> Plugin:
-    """The installed plugin of this name, with the general plugins of its distribution."""
+    """Find the installed platform plugin with this name, and the general plugins of its distribution.
+
+    Raises:
+        TargetRefused: no platform plugin with this name is installed.
+    """
     installed = list(importlib.metadata.entry_points(group=PLATFORMS))
     entry = next((entry for entry in installed if entry.name == name), None)
     if entry is None:
@@ -140,7 +144,10 @@ def _is_vllm(requirement: str) -> bool:
 
 
 def _why_not_chosen(plugin: Plugin, platform: type[Any]) -> str:
-    """The reason why vLLM did not choose the plugin. vLLM hides a plugin's errors, so this loads it again."""
+    """Find out why vLLM did not choose the plugin's platform.
+
+    vLLM hides the errors of a plugin. To see them, this function loads the plugin once more.
+    """
     entry = next(e for e in importlib.metadata.entry_points(group=PLATFORMS) if e.name == plugin.name)
     try:
         answer = entry.load()()
@@ -163,7 +170,7 @@ def _title(plugin: Plugin) -> str:
 
 
 def _complaint(plugin: Plugin, error: Exception, doing: str = "") -> str:
-    """The message for a plugin that cannot be loaded: what is wrong, and what to do."""
+    """The message about a plugin that cannot be loaded. It says what is wrong and what to do."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     told = f"{_title(plugin)} raises {type(error).__name__}{doing}: {error}{place}"
@@ -232,7 +239,7 @@ def _in_a_child(plugin: Plugin) -> dict[str, Any]:
 
 
 def _explore(plugin: Plugin) -> dict[str, Any]:
-    """Initialise the registry, and find the modules with classes of the plugin."""
+    """Initialise vLLM's registry, and find the modules that define spec and manager classes of the plugin."""
     core: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
     interface: Any = importlib.import_module("vllm.v1.kv_cache_interface")
     registry: Any = importlib.import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry
@@ -292,7 +299,7 @@ def _explore(plugin: Plugin) -> dict[str, Any]:
 
 
 def outlived(classes: Sequence[type[Any]]) -> list[str]:
-    """Notes on methods that override nothing and that neither vLLM nor their own module uses."""
+    """Make a note for each method that overrides nothing and that neither vLLM nor its own module uses."""
     new = {
         (cls, name): f"{cls.__module__}:{name}"
         for cls in classes
@@ -323,9 +330,10 @@ def _family(root: type[Any]) -> Iterator[type[Any]]:
 
 
 def modules_defining(packages: Sequence[str], names: set[str]) -> list[str]:
-    """The modules of the packages that define a class with one of these names among its bases.
+    """Find the modules of the packages that define classes derived from the classes with these names.
 
-    Bases of bases count, too, if they are in the packages. The source is read, not imported.
+    A class may also derive from them through other classes of the packages. This function reads the source of
+    the modules and imports none of them.
     """
     classes: dict[str, list[tuple[str, set[str]]]] = {}
     for package in packages:
@@ -350,7 +358,7 @@ def modules_defining(packages: Sequence[str], names: set[str]) -> list[str]:
 
 
 def _classes_in(path: Path) -> list[tuple[str, set[str]]]:
-    """The name of each class in a file, and the names of its bases without their modules."""
+    """The name of each class in a file, and the names of the class's bases without module names."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):

@@ -1,4 +1,7 @@
-"""The part `pool` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
+"""The part `pool` of vLLM: a block pool with its prefix-cache index.
+
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def create(
 
 @lru_cache(maxsize=1024)
 def request_of(tokens: tuple[int, ...], hash_block_size: int) -> Any:
-    """A request with these tokens. It is cached, because making one takes longer than the pool's calls."""
+    """A request with these tokens. Requests are kept, because to make one takes longer than a pool call."""
     return Request(
         request_id="request",
         prompt_token_ids=list(tokens),
@@ -112,9 +115,10 @@ def usage() -> float:
 
 
 def hash_name(block_hash: Any) -> str:
-    """A short name for a hash: its last bytes.
+    """A short name for a block hash: the last six bytes, in hexadecimal.
 
-    Some releases concatenate the hashes of small blocks. The name is then that of the last one.
+    In some releases, the hash of a large block is the concatenation of the hashes of its small blocks. The
+    name then is that of the last small block.
     """
     last: bytes = block_hash[-6:]
     return last.hex()
@@ -126,7 +130,7 @@ def key_name(key: Any) -> str:
 
 
 def free_list_of(pool: Any) -> list[int]:
-    """The free list, in order. If a broken target has made the list a ring, the result is cut off."""
+    """The free list, in order. If a broken pool has made it circular, the result is cut to finite length."""
     listed: list[int] = []
     block = pool.free_block_queue.fake_free_list_head.next_free_block
     while block is not None and block.next_free_block is not None and len(listed) <= len(pool.blocks):

@@ -1,4 +1,7 @@
-"""The part `registry` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
+"""The part `registry` of vLLM: the registry of spec classes and their managers.
+
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+"""
 
 from __future__ import annotations
 

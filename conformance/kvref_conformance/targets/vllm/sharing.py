@@ -1,4 +1,7 @@
-"""The part `sharing` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
+"""The part `sharing` of vLLM: layers that use the cache of another layer.
+
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+"""
 
 from __future__ import annotations
 

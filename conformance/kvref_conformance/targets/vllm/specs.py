@@ -1,4 +1,7 @@
-"""The part `specs` of vLLM. Stand-alone programs copy this module, so it imports only vLLM."""
+"""The part `specs` of vLLM: specs and spec classes.
+
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+"""
 
 from __future__ import annotations
 

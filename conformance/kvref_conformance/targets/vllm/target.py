@@ -56,12 +56,15 @@ REUSE_ORDERS: Mapping[str, Json] = MappingProxyType(
         },
     }
 )
-"""The order in which blocks are reused, by release. Only releases that were examined are listed."""
+"""The capability `reuse_order` of each release of which we know it."""
 
 _ALLOCATES = tensors.is_supported()
 
 NO_STATES_LOADED = ("0.22.1",)
-"""Releases whose scheduler asserts that nothing is loaded if recurrent states are cached at step ends."""
+"""Releases that cannot load tokens through a connector while they keep recurrent states at the ends of steps.
+
+Their scheduler asserts that this does not happen.
+"""
 
 
 def _version() -> str:
@@ -98,7 +101,7 @@ def _capabilities() -> dict[str, Json]:
 
 
 class VllmTarget:
-    """The vLLM that this process imports, as a target, with or without a plugin."""
+    """The vLLM that this process imports as a target, with a platform plugin or without one."""
 
     name = "vllm"
     capabilities: Mapping[str, Json] = MappingProxyType(_capabilities())
@@ -129,7 +132,7 @@ class VllmTarget:
 
     @property
     def setup(self) -> dict[str, Json] | None:
-        """The arguments of `use_plugin` for stand-alone programs; None if there is no plugin."""
+        """The arguments with which stand-alone programs call `use_plugin`. None if there is no plugin."""
         return self._plugin.setup if self._plugin else None
 
     @property

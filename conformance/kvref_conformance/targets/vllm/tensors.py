@@ -1,7 +1,9 @@
-"""The part `tensors` of vLLM. Stand-alone programs copy this module, so it imports only vLLM.
+"""The part `tensors` of vLLM: the memory of caches and the views of it.
 
-It calls the functions by which an engine and its model runner make specs, groups, the plan, kernel blocks,
-memory and views, in the same order.
+Stand-alone programs copy functions from this module, so that they need only vLLM.
+
+The functions here call the same functions of vLLM as an engine and its model runner, in the same order: those
+that make specs, groups, the plan, kernel blocks, memory and views.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def allocate(
     sharing: Sequence[Pair],
     device: str,
 ) -> Caches:
-    """Allocate as a model runner does. `buffers` is not needed: each release allocates in one way only."""
+    """Allocate as a model runner does. `buffers` is ignored, because each release has only one way."""
     engine, config = plan_of_model(layers, num_blocks, layout, kernel_block_size, sharing)
     sizes = buffer_sizes(config)
     soil(sizes, device)
@@ -85,7 +87,7 @@ def plan_of_model(
     kernel_block_size: int | None,
     sharing: Sequence[Pair],
 ) -> tuple[Any, Any]:
-    """The configuration of an engine with these layers as its model, and the plan of their memory."""
+    """Make the configuration of an engine whose model has these layers, and the plan of their memory."""
     given = make_all(layers)
     engine = engine_of(given, num_blocks, layout)
     model = layers_of_model(given, sharing, layout, kernel_block_size)
@@ -99,7 +101,10 @@ def plan_of_model(
 
 
 def engine_of(specs: Mapping[str, Any], num_blocks: int, layout: str) -> Any:
-    """The configuration of an engine with one GPU and this many blocks, as far as any release reads it."""
+    """Make the configuration of an engine with one GPU, and `num_blocks` blocks in this layout.
+
+    The configuration has all settings that any release reads when it allocates.
+    """
     engine = engine_config(specs, max_model_len=1, max_in_flight_tokens=1)
     engine.cache_config.num_gpu_blocks_override = num_blocks
     engine.cache_config.kv_sharing_fast_prefill = False
@@ -117,7 +122,7 @@ def is_supported() -> bool:
 
 
 def has_layouts() -> bool:
-    """Whether this release has one layout for the engine. If not, each backend has its own."""
+    """Whether this release has one layout for all layers. If not, each attention backend has its own."""
     return find_spec("vllm.v1.kv_cache_layout") is not None
 
 
@@ -126,16 +131,16 @@ def known_layouts() -> Any:
 
 
 def way_of_buffers() -> str:
-    """`each` if this release allocates a buffer for each tensor of a plan, `one` if all share one buffer."""
+    """`each` if this release allocates a buffer for each tensor of a plan, `one` if all tensors share one."""
     return "one" if has_layouts() else "each"
 
 
 def layouts() -> list[str]:
     """The layouts that the kernels of this release use.
 
-    In releases that leave layouts to backends, these are the layouts of FlashAttention and similar backends.
-    Layouts with K of all blocks first are left out if only ROCm's backend has them, because connectors cannot
-    use them.
+    In releases where each backend has its own layout, these are the layouts of FlashAttention and of similar
+    backends. In some layouts, the K of all blocks comes before the V of all blocks. If only ROCm's backend
+    has them, they are left out, because connectors cannot use them.
     """
     if has_layouts():
         return [layout.name for layout in known_layouts()]
@@ -147,13 +152,13 @@ def layouts() -> list[str]:
 
 
 def init_kv_cache(engine: Any, config: Any, device: Any) -> dict[str, Any]:
-    """Add sharing layers, choose kernel blocks, allocate, and bind all layers, as a model runner does."""
+    """Add sharing layers, choose kernel blocks, allocate, and bind the layers, as a model runner does."""
     caches: dict[str, Any] = attn_utils.init_kv_cache(**runner_arguments(engine, config, device))
     return caches
 
 
 def runner_arguments(engine: Any, config: Any, device: Any) -> dict[str, Any]:
-    """Add sharing layers and choose kernel blocks; return the arguments by which a runner then allocates."""
+    """Add sharing layers and choose kernel blocks. Returns the arguments for a runner's allocation."""
     *backends, groups, _, kernel_block_sizes = attn_utils.init_attn_backend(config, engine, device)
     takes = inspect.signature(attn_utils.init_kv_cache).parameters
     flat = [group for each in groups for group in each]
@@ -192,7 +197,7 @@ def as_views(cache: Any) -> list[Any]:
 
 
 def bound(layer: str) -> Any:
-    """The layer object, which is bound to its cache."""
+    """The layer object of the model. vLLM has bound it to its cache."""
     return CURRENT.engine.compilation_config.static_forward_context[layer]
 
 
@@ -205,7 +210,7 @@ def planned_specs() -> dict[str, Any]:
 
 
 def views_of(layer: str) -> list[Any]:
-    """The tensors that the layer works with."""
+    """The tensors through which the layer uses its cache."""
     return as_views(bound(layer).kv_cache)
 
 
@@ -234,7 +239,7 @@ def layer_facts(layer: str) -> LayerTensors:
 
 
 def content_size(spec: Any) -> int:
-    """Bytes of a page without padding. Specs of recurrent layers have no such field, so it is computed."""
+    """Bytes of a page without padding. Specs of recurrent layers lack this field, so kvref computes it."""
     size = unpadded_page_size(spec)
     return int(replace(spec, page_size_padded=None).page_size_bytes if size is None else size)
 

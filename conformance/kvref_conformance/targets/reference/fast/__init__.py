@@ -1,1 +1,1 @@
-"""The parts of `reference:fast` that differ from those of `reference`."""
+"""The parts of `reference:fast` that call the fast code (`kvref.fast`). The others are as in `reference`."""

@@ -1,4 +1,7 @@
-"""The part `cache` of `reference:fast`. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `cache` of `reference:fast`: a cache manager with its requests.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The part `canonical` of `reference:fast`. Stand-alone programs copy this: it imports only kvref."""
+"""The part `canonical` of `reference:fast`: the canonical view of allocated caches.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 

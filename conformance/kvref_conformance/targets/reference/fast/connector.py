@@ -1,4 +1,7 @@
-"""The part `connector` of `reference:fast`. Stand-alone programs copy this: it imports only kvref."""
+"""The part `connector` of `reference:fast`: an offloading connector with its pool and memory.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The part `pool` of `reference:fast`. Stand-alone programs copy this module, so it imports only kvref."""
+"""The part `pool` of `reference:fast`: a block pool with its prefix-cache index.
+
+Stand-alone programs copy functions from this module, so that they need only kvref.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,10 @@ def causes(
 
 
 def _claim(directory: Path) -> None:
-    """Create the folder, or check that it holds nothing but programs of earlier runs."""
+    """Create the folder. If it exists, it may hold only programs of earlier runs.
+
+    Raises `ForeignDirectory` if it holds anything else.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.iterdir():
         if not _PROGRAM.fullmatch(path.name):
@@ -97,7 +100,7 @@ def _claim(directory: Path) -> None:
 
 
 def _write(directory: Path, rows: list[Row]) -> dict[str, Path]:
-    """Write the programs. Returns the file of each by the title of its row."""
+    """Write the programs into the folder. Returns the path of each, by the title of its row."""
     files = {}
     for row in rows:
         name = f"{slug(row.cause.id if row.cause else row.law)}-{trace_digest(row.trace or {})}.py"

@@ -1,4 +1,4 @@
-"""Show which inputs no example had: a line for each operation and kind of gap."""
+"""Show which inputs no example had, with a line for each operation and kind of input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 
 def lines(undrawn: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """What a line is about, and the inputs in it."""
+    """Yield the lines to print. Each has two parts: what the line is about, and the inputs."""
     found: dict[str, list[str]] = {}
     besides: dict[str, dict[str, list[str]]] = {}
     for key in undrawn:

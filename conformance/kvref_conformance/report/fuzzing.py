@@ -156,7 +156,7 @@ def _live(fuzz: Fuzz, console: Console) -> RenderableType:
 
 
 def _generated(tally: Tally) -> Table:
-    """A table of how many examples were generated, with the operations per second of one process."""
+    """A table of examples and operations, with the operations per second of one process."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("examples")
     for column in ("number", "operations", "operations/s"):

@@ -51,9 +51,9 @@ def causes(
 ) -> None:
     """List the causes of TARGET's known findings, the worst first.
 
-    A cause is one mistake: one fix removes all of its findings. The list comes from the baseline and runs
-    nothing, so a release such as vllm==0.32.0 need not be installed. With --report, kvref writes the smallest
-    program that shows each cause, and runs it on TARGET.
+    A cause is one mistake: one fix removes all of its findings. kvref reads the causes from the baseline and
+    runs nothing, so a release such as vllm==0.32.0 need not be installed. With --report, kvref writes the
+    smallest program that shows each cause, and runs it on TARGET.
 
     \b
     Examples:

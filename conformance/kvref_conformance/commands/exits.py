@@ -76,7 +76,7 @@ def _ends_in_order() -> Iterator[None]:
 
 
 class Group(click.Group):
-    """Commands that report every expected error in one paragraph and then exit with 2.
+    """A group of commands. It reports every expected error in one paragraph, and then exits with 2.
 
     After an interrupt, no process is left running.
     """

@@ -1,7 +1,7 @@
 """Check several releases of vLLM, and make the page that shows which release keeps which law.
 
-A check takes minutes, so kvref keeps its report. A later run uses this report if the laws, the depth, the
-seed and kvref's own sources are the same.
+A check takes minutes, so kvref keeps its report on disk. A later run uses this report if the laws, the depth,
+the seed and kvref's own sources are the same.
 """
 
 from __future__ import annotations

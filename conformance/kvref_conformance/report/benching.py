@@ -28,7 +28,8 @@ _MOST = 3
 """If several cases are left out for the same reason, at most this many of them are named."""
 
 Limits = Mapping[str, Timed]
-"""By the key of a case, its timing. A case may have a limit: another case whose time is a lower bound."""
+"""By the key of a case, the timing of the case. A case may have a limit: another case whose time is a lower
+bound."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: Sequence[int] = (0,)
-    """The numbers of the columns that hold words. The other columns hold numbers."""
+    """The indexes of the columns that hold words. The other columns hold numbers."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,6 @@ def sections(timed: Sequence[Timed], limits: Limits) -> Iterator[Section]:
 
 
 def render(results: Section, printer: Printer) -> None:
-    """Print the results of a benchmark."""
     printer.line(results.title, style="bold")
     for table in results.tables:
         shown = RichTable(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")

@@ -17,7 +17,7 @@ _UNJUDGED = (Status.NOT_APPLICABLE, Status.DECLARED_GAP)
 
 @dataclass(frozen=True)
 class Cell:
-    """The worst state that the law has for any subject, and a text with the number of such subjects."""
+    """The worst state of the law for any subject, with a text that counts the subjects in this state."""
 
     state: Status
     text: str

@@ -31,7 +31,7 @@ def render_target(
     console: Console,
     invocation: Invocation,
 ) -> None:
-    """Print the target, how many `laws` can be judged, and for the others why they cannot."""
+    """Print the target, the number of laws that can be judged, and why the others cannot."""
     printer = Printer(console)
 
     def item(label: str, text: str) -> None:

@@ -129,7 +129,7 @@ def _tables(tried: Sequence[Tried]) -> Iterator[str]:
 
 
 def _others(each: Tried) -> list[str]:
-    """The laws that break although another law is the one that must catch the fault."""
+    """The laws that broke, except the one that must catch the fault."""
     return [law for law in each.trial.catches if each.fault is None or law != each.fault.law]
 
 

@@ -41,7 +41,7 @@ _STYLES = {
 
 @contextmanager
 def watching(fuzz: Fuzz, console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[View]:
-    """Show the fuzz inside a `with`."""
+    """Show the fuzz while the `with` statement runs."""
     if is_live(console):
         with Live(
             get_renderable=lambda: _live(fuzz, console),

@@ -136,7 +136,7 @@ class Finding:
 
     @property
     def open(self) -> bool:
-        """Whether the details are visible at first: those of the first finding are, if it counts."""
+        """Whether the details are unfolded at first: only for finding 1, and only if it counts."""
         return self.number == 1 and self.section is _COUNTED
 
     @property
@@ -533,5 +533,8 @@ def _own(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """The digest of a style or a script. The page's security policy allows nothing else."""
+    """The digest of a style or a script.
+
+    The page's security policy lists these digests, so that the browser runs nothing else.
+    """
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -24,7 +24,7 @@ def is_live(console: Console) -> bool:
 
 @contextmanager
 def progress(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """Show progress inside a `with`: live on a terminal, otherwise with a line now and then."""
+    """Show progress while the `with` statement runs: live on a terminal, otherwise with lines."""
     if is_live(console):
         columns = (
             live.SpinnerColumn("line"),

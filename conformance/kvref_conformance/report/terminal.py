@@ -195,7 +195,7 @@ def render_laws(laws: Sequence[Law], console: Console, verbose: bool = False) ->
 
 
 class Printer:
-    """Prints text on a console. Whatever the text contains, the terminal stays intact."""
+    """Prints text on a console, with escapes for all that could disturb the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -247,9 +247,9 @@ class Printer:
 
 
 def by_reason(rows: Iterable[Row]) -> list[str]:
-    """A line for each reason why laws were not run, with these laws.
+    """A line for each reason why laws were not run. The line names these laws.
 
-    A law is named once, with its subject. If there are several subjects, the line has their number.
+    A law is named once, with its subject, or with the number of its subjects if there are several.
     """
     return [f"{reason}: {', '.join(_names(group))}" for reason, group in _grouped(rows, _reason).items()]
 
@@ -406,7 +406,6 @@ def _causes(result: Result, printer: Printer, invocation: Invocation) -> None:
 
 
 def _cause(cause: Cause, rows: int, printer: Printer) -> None:
-    """Print a known cause with the number of its rows."""
     after = f"  {cause.id} ({rows}): {cause.title}"
     printer.line(cause.severity, style=SEVERITY_STYLES[cause.severity], after=after)
 
@@ -472,10 +471,7 @@ def _area_table(areas: Mapping[str, Sequence[Row]], printer: Printer, with_subje
 
 
 def _examples(rows: Sequence[Row]) -> int:
-    """The number of examples that gave a law something to judge.
-
-    It is added up over laws and subjects.
-    """
+    """The examples that gave a law something to judge, added up over laws and subjects."""
     return int(sum(_once_a_subject(each, lambda row: row.examples) for each in _grouped(rows, _law).values()))
 
 
@@ -578,7 +574,6 @@ def _notes(result: Result, printer: Printer, verbose: bool) -> None:
 
 
 def _undrawn(result: Result, printer: Printer) -> None:
-    """Print which inputs no example had."""
     if result.undrawn is None:
         return
     printer.line("inputs that were never drawn", style="bold")
@@ -655,7 +650,7 @@ def _known(result: Result) -> str:
 
 
 def _next(result: Result, directory: Path | None, invocation: Invocation) -> str:
-    """The next command to type. It depends on the result."""
+    """The command that the report suggests next. It depends on the result."""
     broken = [row for row in result.failing if row.status is Status.BROKEN] or _with(result, Status.BROKEN)
     unconfirmed = _with(result, Status.UNCONFIRMED)
     if found := broken or unconfirmed:

@@ -41,7 +41,10 @@ _LETTERS = 5
 
 @dataclass(frozen=True)
 class State:
-    """The state of a pool or cache, as a probe read it."""
+    """The state of a pool or a cache, as a probe returned it.
+
+    A probe is an operation that only reads the state.
+    """
 
     free: frozenset[int]
     refs: Sequence[int]
@@ -71,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """The block table of a request in each group."""
+    """The block tables of a request, one for each group."""
 
     request: str
     colour: str
@@ -167,7 +170,7 @@ def run_of(flags: Sequence[str], operations: Sequence[Mapping[str, Any]], expect
 
 
 def _named_step(performed: Sequence[Mapping[str, Any]], expected: str) -> int | None:
-    """The number of the last operation that fits the one named in `expected`. None if there is none.
+    """The number of the last operation that is like the one named in `expected`. None if there is none.
 
     A law names the operation at the beginning: `after free: ` or `allocate(request=r2, new=1): `.
     """

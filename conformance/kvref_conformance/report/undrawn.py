@@ -15,7 +15,7 @@ def lines(undrawn: Iterable[str]) -> Iterator[tuple[str, str]]:
             found.setdefault(group, []).append(what)
         elif " beside " in what:
             name, _, other = what.partition(" beside ")
-            # The other order says the same.
+            # `A beside B` and `B beside A` mean the same, so only one of them is listed.
             if name not in besides.setdefault(group, {}).get(other, ()):
                 besides[group].setdefault(name, []).append(other)
         elif what.endswith((" lowest", " highest")):

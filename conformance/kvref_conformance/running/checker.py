@@ -1,4 +1,4 @@
-"""Run a check: plan units, run them, confirm what broke with stand-alone programs, make the result.
+"""Run a check: plan units, run them, confirm each broken law with a program, make the result.
 
 A unit is one workload, run for one subject. A row is one line of the result: a law and a subject, with the
 state of the law and, if it broke, the facet.
@@ -131,7 +131,6 @@ class Checker:
         self._started = time.monotonic()
 
     def run(self, baseline: Baseline) -> Result:
-        """Run the selected laws and return the result."""
         self._started = started = time.monotonic()
         description = self._description
         plugin = description["plugin"]
@@ -287,10 +286,9 @@ class Checker:
 
     @property
     def _left_to_stock(self) -> set[str]:
-        """If there is a plugin, the names of the stock classes. Otherwise nothing.
+        """The names of the stock classes if the target has a plugin; otherwise an empty set.
 
-        A stock class is one that the target has without the plugin. A check of a plugin judges only the
-        plugin's classes.
+        Stock classes exist without the plugin, too. A check of a plugin judges only the plugin's own classes.
         """
         if self._description["plugin"] is None:
             return set()
@@ -467,7 +465,7 @@ def _count(row: Row, units: list[Unit]) -> None:
 
 
 def _diverse(deaths: list[Unit]) -> list[Unit]:
-    """The deaths in a new order: first one for each operation and kind of death, then all repetitions."""
+    """The deaths, reordered: first one for each pair of operation and kind of death, then the repetitions."""
     first: dict[tuple[str, str], Unit] = {}
     for unit in deaths:
         first.setdefault((death_facet(unit).partition(" ")[0], unit.death), unit)

@@ -97,8 +97,8 @@ class Confirmer:
     def broken_row(self, law: Law, subject: str, found: dict[str, Any]) -> Row:
         """A row for a failure that a unit found.
 
-        The state is broken. If the unit could not break the law a second time, there is no trace, and the
-        state is unconfirmed.
+        The row is broken. If the unit could not break the law a second time, the row has no trace and is
+        unconfirmed.
         """
         row = new_row(law, subject, Status.BROKEN)
         row.facet = found["facet"]
@@ -200,7 +200,7 @@ class Confirmer:
         return row
 
     def write_known_programs(self, rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
-        """Write one program for each known cause: for the row with the smallest trace.
+        """Write one program for each known cause, from the smallest trace among the cause's rows.
 
         Rows that have no cause but the same reason are treated as one cause. Returns the rows that got a
         program, and a note for each cause whose program cannot be written.
@@ -237,8 +237,8 @@ class Confirmer:
     def inherit(self, row: Row) -> None:
         """Mark a broken row as inherited if the law breaks without the plugin, too.
 
-        To find out, the trace is performed with the nearest stock ancestor of each class of the plugin. A
-        stock class is one of the target without the plugin.
+        To find out, this performs the trace again with each class of the plugin replaced by its nearest stock
+        ancestor. Stock classes exist without the plugin.
         """
         # A law about the plugin cannot be judged without the plugin.
         workload = WORKLOADS.get(LAWS[row.law].workload)

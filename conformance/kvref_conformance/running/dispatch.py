@@ -227,8 +227,8 @@ def work_off(
 ) -> Iterator[tuple[Running, Message | None]]:
     """Run units, `jobs` at a time. Yields each unit with each of its messages, and with None when it is over.
 
-    Units that are `late` are killed. If a unit cannot be started, no other unit is started. The units that
-    already run still finish, and then `NotJudged` is raised.
+    A unit for which `late` is true is killed. If a unit cannot be started, no other unit is started. The
+    units that already run still finish, and then `NotJudged` is raised.
     """
     waiting = iter(starts)
     running: list[Running] = []

@@ -21,7 +21,8 @@ from kvref_conformance.documents.schemas import FUZZ, InvalidDocument, validate
 from kvref_conformance.laws import LAWS
 
 UNFINISHED = "unfinished"
-"""What users see for `Status.INCOMPLETE` of a finding. It is not yet reduced, or not yet confirmed."""
+"""The state of a finding that is not yet reduced or not yet confirmed. In the code it is
+`Status.INCOMPLETE`."""
 
 Key = tuple[str, str, str]
 """A finding is identified by its law, subject and facet."""
@@ -40,7 +41,6 @@ class Tally:
     behaviours: Counter[str] = field(default_factory=Counter)
 
     def add(self, counted: dict[str, Any]) -> None:
-        """Add the counts of a unit."""
         for name in (each.name for each in fields(self) if each.name != "behaviours"):
             setattr(self, name, getattr(self, name) + counted[name])
         self.behaviours.update(counted["behaviours"])

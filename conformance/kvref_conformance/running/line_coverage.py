@@ -140,11 +140,7 @@ def _first_lines(arcs: Iterable[tuple[int, int]], statements: Sequence[int]) -> 
 
 
 def ranges(lines: Collection[int], among: Sequence[int]) -> list[tuple[int, int]]:
-    """Join lines to ranges (first, last).
-
-    Two lines are in the same range if no other line of `among` is between them, or only lines of the same
-    range.
-    """
+    """Join lines to ranges (first, last). Two lines that are neighbours in `among` share a range."""
     found: list[tuple[int, int]] = []
     before = None
     for line in among:

@@ -8,7 +8,7 @@ __all__ = ["Progress", "Silence"]
 
 
 class Progress(Protocol):
-    """What gets reports about a run while it goes on: a live display, for example.
+    """Receives reports about a run while it goes on, to show its progress.
 
     A unit is one workload, run for one subject.
     """

@@ -34,7 +34,6 @@ class Trial:
     """Units that were not judged to the end, each with the reason."""
 
     def add(self, unit: Unit) -> None:
-        """Add the outcome of a unit."""
         findings = unit.findings
         if unit.death:
             self._catch(ANSWERS.id, unit.subject, findings["examples"] if findings else 0, unit.seconds)

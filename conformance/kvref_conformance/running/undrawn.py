@@ -24,8 +24,8 @@ from kvref_strategies.workload import Description
 def undrawn(description: Description, seen: Collection[str]) -> list[str]:
     """The entries of inputs that were never drawn.
 
-    If no example called an operation, it has no entries. If a class took part in no operation of a group, a
-    single entry stands for all of the class' fields.
+    If no example called an operation of a group, the group has no entries. If a class took part in no
+    operation of a group, one entry stands for all fields of the class.
     """
     called = {key.partition(":")[0] for key in seen}
     return [key for key in _possible(description, called, seen) if key not in seen]

@@ -1,4 +1,4 @@
-"""Count which situations occurred in an example with a cache manager, preemptions for example.
+"""Count the behaviours in an example with a cache manager, for example how many requests were preempted.
 
 A fuzz shows the counts, so that users see what its examples reach. It counts while it runs, so counting must
 be fast.
@@ -50,8 +50,8 @@ kind."""
 GROUPS = "groups of "
 
 SAMPLED = 4
-"""A fuzz counts the behaviours in one of this many driven examples. If it counted in more, that would take as
-long as judging them."""
+"""A fuzz counts behaviours only in driven examples whose number is a multiple of this. Counting more often
+would take as long as judging the examples."""
 
 
 def behaviours_of(events: Sequence[Event]) -> Counter[str]:

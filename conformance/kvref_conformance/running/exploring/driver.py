@@ -1,7 +1,7 @@
 """Make and reduce driven examples: long ones, whose operations follow from a list of random numbers.
 
-Hypothesis draws only the setup of a driven example. So a driven example performs many more operations a
-second than a drawn one. To reduce a failure, the driver leaves out numbers and tries smaller ones.
+Hypothesis draws only the setup of a driven example, so many more operations run per second than in a drawn
+example. To reduce a failure, the driver leaves out numbers and tries smaller ones.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Driver:
     def reduce(self, example: Example, breaks: Callable[[Stage], bool]) -> None:
         """Reduce an example: perform smaller and smaller ones that still break the law.
 
-        `breaks` judges each one. It must itself keep the last one that breaks the law: nothing is returned.
-        The reduction ends after `MAX_SECONDS`.
+        `breaks` judges each example. It must also keep the last example that breaks the law, because this
+        method returns nothing. The reduction ends after `MAX_SECONDS`.
         """
         deadline = time.monotonic() + MAX_SECONDS
 

@@ -102,7 +102,7 @@ class Explorer:
                 example()
 
     def example(self, data: st.DataObject, judge: Callable[[Stage], None]) -> None:
-        """Make one example of a script, a workload that is a function, and judge it."""
+        """Make and judge one example of a script. A script is a workload written as a function."""
         stage = self.new_stage()
         self.perform(data, stage)
         judge(stage)

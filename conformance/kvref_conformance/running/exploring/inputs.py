@@ -48,8 +48,8 @@ ALONE = ("build", "copy", "merge with itself", "memory")
 """The groups whose operations get a single spec."""
 
 OWN_SIZES = ("cache",)
-"""The groups that draw fields from other values than those of the menus. They have no entries for `lowest`
-and `highest`."""
+"""The groups that draw fields from other values than those of the menus. So an entry that ends in `lowest` or
+`highest` cannot be expected of them."""
 
 
 def inputs_of(events: Sequence[Event], description: Description) -> set[str]:
@@ -133,7 +133,7 @@ def _places(info: SpecClassInfo, field: FieldInfo, spec: SpecDescriptor) -> Iter
 
 
 def ends(values: Sequence[Any]) -> tuple[int, int] | None:
-    """The lowest and the highest value of a menu, or None if it is not a list of two or more numbers."""
+    """The lowest and the highest value of a menu. None unless the menu consists of two or more integers."""
     if len(values) < 2 or not all(isinstance(value, int) for value in values):
         return None
     return min(values), max(values)

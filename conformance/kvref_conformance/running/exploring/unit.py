@@ -123,7 +123,7 @@ class Report:
 
 
 def prepare_host(folder: Path) -> None:
-    """Do in a host, once, the work at start-up that is the same for all units forked from it."""
+    """Do, once in a host, the start-up work that all units forked from the host share."""
     warm_up(folder / "hypothesis")
 
 
@@ -179,7 +179,6 @@ def run_unit(target: Target, request: Message, channel: Channel, measure: Measur
 
 
 def _is_enough(until: list[str], per_law: dict[str, dict[str, Any]]) -> bool:
-    """Whether one of the laws in `until` has broken."""
     return any(per_law[law]["first"] is not None for law in until if law in per_law)
 
 

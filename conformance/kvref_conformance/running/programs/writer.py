@@ -1,4 +1,4 @@
-"""Write stand-alone programs. Such a program shows a broken law to people who have only the target.
+"""Write stand-alone programs. A program shows a broken law to people who have only the target.
 
 A program has three parts: the source of the native functions that it needs, the operations as literal data,
 and the source of the law's check. A native function performs an operation through the target's own API. kvref
@@ -424,8 +424,8 @@ class _Closure:
     def settle(self, functions: Mapping[str, Source]) -> dict[str, str]:
         """Resolve name clashes. Returns the name that the function of each operation has in the program.
 
-        If such a function has the same name as something else, it is renamed. Raises `ProgramError` if names
-        still clash.
+        If the function of an operation shares its name with something else, the function is renamed. Raises
+        `ProgramError` if names still clash.
         """
         clashing = {name for name, origins in self.origins.items() if len(origins) > 1}
         called: dict[Source, str] = {}

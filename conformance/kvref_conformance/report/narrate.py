@@ -13,7 +13,7 @@ PROBES = ("cache.state", "pool.state")
 """Operations that only read the whole state. Workloads perform one after most other operations."""
 
 Labels = Mapping[str, str]
-"""Short names of specs that an earlier operation built. `_key` makes the dictionary's keys from the specs."""
+"""For specs that an earlier operation built: short names, by `_key` of the spec."""
 
 _LONGEST_LIST = 8
 _LONGEST_BYTES = 64

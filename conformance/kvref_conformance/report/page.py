@@ -31,8 +31,8 @@ _ROOM_FOR_FINDINGS = 1_000_000
 _ROOM_FOR_LAWS = 350_000
 _ROOM_FOR_VERSIONS = 150_000
 _ROOM_FOR_LINES = 40_000
-"""Maximum sizes in bytes: of all findings, of the table of laws, of the table of laws by version, and of each
-list."""
+"""Maximum sizes in bytes: of all findings together, of the table of laws, of the table of laws by version,
+and of each other list."""
 
 _LONGEST_NAME = 120
 _LONGEST_TEXT = 1_000
@@ -115,7 +115,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding on the page: a row of the result that belongs into one of the sections."""
+    """A finding on the page: a row of the result that belongs to one of the sections."""
 
     row: Row
     number: int

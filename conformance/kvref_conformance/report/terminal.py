@@ -68,8 +68,8 @@ _NOT_JUDGED = (Status.NOT_APPLICABLE, Status.DECLARED_GAP)
 
 _MOST_FINDINGS = 10
 _MOST_OF_A_LAW = 3
-"""Without `verbose`, at most this many findings get a paragraph: in all, and of one law. The others get a
-line."""
+"""Without `verbose`, at most `_MOST_FINDINGS` findings get a paragraph, and at most `_MOST_OF_A_LAW` of one
+law. Each of the others gets one line."""
 _MOST_OPERATIONS = 8
 """Without `verbose`, only this many operations of a trace are shown: the last ones, where the law breaks."""
 _FEW_OPERATIONS = 4
@@ -80,7 +80,8 @@ _MOST_CAUSES = 3
 
 _MOST_FILES = 20
 _MOST_PLACES = 12
-"""At most this many files with unreached lines are shown, and at most this many places in each file."""
+"""At most `_MOST_FILES` files with unreached lines are shown, and at most `_MOST_PLACES` places in each
+file."""
 
 _MOST_LAWS = 3
 """If laws of one subject, or rows of one law, share a reason, at most this many of them are named."""
@@ -535,7 +536,7 @@ def _subjects_by_column(rows: list[Row]) -> dict[str, int]:
 
 
 def _once_a_subject(rows: list[Row], number: Callable[[Row], float]) -> float:
-    """Add up a number over subjects. All rows of a subject have the same number, which counts once."""
+    """Add up a number over subjects. All rows of a subject have the same number, so one row is enough."""
     return sum(max(map(number, rows)) for rows in _grouped(rows, _subject).values())
 
 

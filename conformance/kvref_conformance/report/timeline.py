@@ -34,7 +34,8 @@ COLOURS = 8
 
 COLUMN = 44
 _LEFT, _TOP, _ROW = 44, 24, 22
-"""Pixels: the size of a cell, and the margins for the numbers of the blocks and of the steps."""
+"""Sizes in pixels. A cell is `COLUMN` wide and `_ROW` high. The margins for the numbers of blocks and steps
+are `_LEFT` and `_TOP`."""
 _LETTERS = 5
 """The number of letters that fit into a cell."""
 

@@ -449,7 +449,7 @@ class Checker:
         return self.confirmer.death_row(unit, min(MAX_SECONDS, left))
 
     def _confirm(self, rows: list[Row]) -> None:
-        """Run the program of each broken row. If it does not show the break, the row becomes unconfirmed."""
+        """Run the program of each broken row. A row becomes unconfirmed if its program shows no break."""
         if rows:
             self._watcher.phase(f"confirming {len(rows)} broken laws, each with a program of its own")
         in_parallel(self.confirmer.confirm, rows, self._options.jobs)

@@ -57,7 +57,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Tried:
-    """The outcome of trying a fault, or the control if `fault` is None."""
+    """The outcome of trying a fault. If `fault` is None, the control was tried."""
 
     fault: Fault | None
     trial: Trial

@@ -46,7 +46,7 @@ class Judged:
 
     fault: FieldFault
     trial: Trial | None
-    """None if the fault changes no answer. Then it is not tried."""
+    """None if the fault was not tried, because it changes no answer."""
 
     @property
     def caught(self) -> bool:

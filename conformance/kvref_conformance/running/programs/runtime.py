@@ -1,9 +1,9 @@
 """The part of a stand-alone program that performs the operations and judges the outcomes.
 
-`writer.py` copies functions of this module into each program. So the module needs only the standard library.
-A program calls `main_in_process` if it can perform its operations in its own process. It calls
-`main_in_children` if there are several runs, if a run needs interpreter flags, or if an operation may end the
-process.
+`writer.py` copies functions of this module, and all that they use, into each program. So they may need only
+the standard library. A program calls `main_in_process` if it can perform its operations in its own process.
+It calls `main_in_children` if there are several runs, if a run needs interpreter flags, or if an operation
+may end the process.
 """
 
 from __future__ import annotations

@@ -149,9 +149,10 @@ def _cause(fault: Fault) -> str:
 
 
 def _docstring(fault: Fault) -> str:
-    """The docstring of a fault, which describes it.
+    """The docstring of a fault, which describes the fault.
 
-    If the fault is a reported bug, the docstring ends with the source. This part is cut off.
+    If the fault is a reported bug, the docstring ends with the place where it was reported. This part is cut
+    off.
     """
     module, _, name = fault.target.partition(":")
     text = _docstrings(module)[name]

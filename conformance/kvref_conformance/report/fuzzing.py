@@ -1,6 +1,6 @@
 """Show a fuzz while it runs, and its findings afterwards.
 
-On a terminal, a live table shows it. Otherwise lines are printed now and then.
+A terminal gets a live table of the running fuzz. A pipe or a file gets a line now and then.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Plain:
 def render_fuzz(store: Store, notes: list[str], console: Console, invocation: Invocation) -> None:
     """Print the counts and the findings of the fuzz, and the next command last.
 
-    They are those of all runs in the folder, not only of the last one.
+    The counts and the findings are those of all runs in the folder, not only of the last run.
     """
     printer = Printer(console)
     printer.table(_generated(store.tally))

@@ -177,7 +177,7 @@ class LawLine:
 
     @property
     def examples(self) -> int:
-        """The examples of all subjects. The rows of a subject have the same examples, which count once."""
+        """The examples of all subjects. All rows of a subject share its examples, so only one row counts."""
         subjects: dict[str, int] = {}
         for row in self.rows:
             subjects[row.subject] = max(subjects.get(row.subject, 0), row.examples)

@@ -102,8 +102,8 @@ def flags_needed(laws: Iterable[str], plugin: bool) -> list[str]:
 def _feeding(laws: Sequence[Law]) -> list[Law]:
     """The laws whose workloads must run so that the given laws can be judged.
 
-    `target.answers` has no workload of its own: it judges the examples of all workloads. So it is left out
-    here. If it is the only given law, all other laws are returned.
+    `target.answers` has no workload of its own: it judges the examples of all workloads. So the result never
+    contains `target.answers`. If it is the only given law, the result is all other laws.
     """
     return [law for law in (LAWS.values() if laws == [ANSWERS] else laws) if law is not ANSWERS]
 

@@ -69,7 +69,7 @@ class Confirmer:
         self._starting = threading.Lock()
 
     def judge(self, law: Law, trace: Trace) -> LawBroken | None:
-        """Perform a trace in fresh processes. Returns how it breaks the law, or None if it does not.
+        """Perform a trace in fresh processes. Returns how the trace breaks the law, or None if the law holds.
 
         Raises `NotJudged` if the trace cannot be performed, or if the law cannot judge the answers.
         """
@@ -163,7 +163,7 @@ class Confirmer:
         return trace, broken
 
     def confirm(self, row: Row) -> None:
-        """Write and run a broken row's program. If it does not exit with 1, the row becomes unconfirmed."""
+        """Write and run a broken row's program. The row becomes unconfirmed unless the exit code is 1."""
         if row.trace is not None and (problem := self.write_program(row) or self.run_program(row)):
             row.status, row.message = Status.UNCONFIRMED, f"{row.message}; {problem}"
 

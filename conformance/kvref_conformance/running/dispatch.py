@@ -78,8 +78,8 @@ class Effort:
     examples: int
     driven: int
     database: str = ""
-    """A folder in which Hypothesis keeps the examples that it is reducing. If it is given, the unit also
-    reports each failure at once, and counts the behaviours that its examples reach. A fuzz needs all this."""
+    """A folder in which Hypothesis keeps the examples that it is reducing. A fuzz gives this folder. If it is
+    given, the unit also reports each failure at once, and counts the behaviours that its examples reach."""
     reduce: bool = True
     """Whether the unit reduces the failures that it finds."""
     until: tuple[str, ...] = ()
@@ -174,10 +174,10 @@ class Running:
         return None
 
     def silent(self) -> bool:
-        """Whether the unit hangs. If it does, its process is killed.
+        """Whether the unit hangs. If the unit hangs, this method kills its process.
 
         Isolated examples perform their operations in other processes. The unit itself notices if one of those
-        hangs.
+        processes hangs.
         """
         performing, state = Journal.state(self._journal)
         if state != self._state:

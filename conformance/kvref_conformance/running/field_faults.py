@@ -112,8 +112,8 @@ def _try(reference: Loaded, fault: FieldFault, seed: int, stop: Callable[[], boo
     def near(units: list[Unit]) -> list[Unit]:
         """The units that are likely to catch the fault, in order.
 
-        First come those for the fault's class, beginning with those for its rule. Then come units whose
-        subject is no class.
+        First come the units for the fault's class, beginning with those for its rule. Then come the units
+        whose subject is no class.
         """
         classes = infos()
         own = [unit for unit in units if unit.subject == fault.spec_class]

@@ -1,6 +1,6 @@
-"""Find out which inputs no example of a run had: those that kvref can draw for the target, but did not.
+"""Find out which inputs no example of a run had, although kvref can draw them for the target.
 
-For the entries of inputs (keys in the code), see `exploring/inputs.py`.
+An input has an entry, which the code calls a key: see `exploring/inputs.py`.
 """
 
 from __future__ import annotations

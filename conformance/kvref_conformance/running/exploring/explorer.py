@@ -24,8 +24,8 @@ STEPS_PER_EXAMPLE = 20
 """How many rules a state machine runs in one example."""
 
 _LOCAL = "is_local_module_file"
-"""The name of the function by which Hypothesis chooses the files in which it looks for constants. Some
-versions lack it."""
+"""The name of a function in Hypothesis. Hypothesis takes constants as values only from files that this
+function accepts. Some versions lack the function."""
 
 _SUPPRESSED = (
     HealthCheck.too_slow,
@@ -166,9 +166,10 @@ class Explorer:
 def warm_up(folder: Path) -> None:
     """Have Hypothesis do its start-up work now, once for all processes that are forked from this one.
 
-    Hypothesis scans all imported modules, which takes longer than many units run. It gets `folder` as its own
-    folder, so that it does not write to the user's. It must not use constants in kvref's source as values:
-    then the examples would depend on how kvref is installed, and on every change to kvref.
+    Hypothesis scans all imported modules, which takes longer than many units run. This function also gives
+    Hypothesis `folder` as its home, so that it does not write to the user's folder. And it stops Hypothesis
+    from using constants in kvref's source as values. Otherwise the examples would depend on how kvref is
+    installed, and on every change to kvref.
     """
     set_hypothesis_home_dir(folder)
     if hasattr(providers, _LOCAL):

@@ -48,8 +48,8 @@ ALONE = ("build", "copy", "merge with itself", "memory")
 """The groups whose operations get a single spec."""
 
 OWN_SIZES = ("cache",)
-"""The groups that draw fields from other values than those of the menus. So an entry that ends in `lowest` or
-`highest` cannot be expected of them."""
+"""The groups whose workloads do not draw fields from the menus. `undrawn` does not ask for entries `lowest`
+and `highest` there."""
 
 
 def inputs_of(events: Sequence[Event], description: Description) -> set[str]:

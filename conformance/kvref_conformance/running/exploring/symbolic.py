@@ -50,7 +50,7 @@ class SymbolicStage(Stage):
 class SymbolicExplorer(Explorer):
     """Makes the examples of one unit whose numbers CrossHair chooses.
 
-    Where it can, it draws from a range of values instead of a list.
+    CrossHair may choose from a whole range of numbers where Hypothesis chooses from a list.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class Report:
                 self._behaviours.update(behaviours_of(run))
 
     def broke(self, law: Law, facet: str, look: Callable[[], Stage]) -> None:
-        """In a fuzz, report that a law broke in a facet, unless this is known or already reported.
+        """In a fuzz, report that a law broke in a facet, unless the facet is known or already reported.
 
         `look` returns the stage on which the example was performed.
         """
@@ -274,7 +274,7 @@ def _short(text: str) -> str:
 
 
 def _shown(law: Law, stage: Stage, facet: str) -> dict[str, Any] | None:
-    """How the example breaks the law in this facet, with its trace. None if it does not break it."""
+    """How the example breaks the law in this facet, with its trace. None if the law does not break so."""
     try:
         law.check(stage.runs)
     except LawBroken as broken:

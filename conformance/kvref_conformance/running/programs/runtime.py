@@ -52,7 +52,7 @@ def conclude(
 ) -> NoReturn:
     """Perform the operations with `observe`, print them, judge them with `check`, and exit.
 
-    The exit code is 1 if the law is broken and 0 if it holds. If an error prevents the judgement, it is 2.
+    The exit code is 1 if the law is broken, 0 if it holds, and 2 if an error prevents the judgement.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

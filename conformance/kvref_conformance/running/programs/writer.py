@@ -536,7 +536,7 @@ def _touched(node: ast.stmt) -> set[str]:
 
 
 def _names(node: ast.stmt) -> tuple[set[str], set[str]]:
-    """The module-level names that a statement defines, and those that it or its functions use."""
+    """The module-level names that a statement defines, and those that the statement or its functions use."""
     bare = ast.unparse(_WithoutAnnotations().visit(copy.deepcopy(node)))
     table = symtable.symtable(bare, "<statement>", "exec")
     symbols = table.get_symbols()

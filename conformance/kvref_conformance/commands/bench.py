@@ -139,14 +139,14 @@ def bench(
 
 
 def _label(name: str, others: Sequence[Contender]) -> str:
-    """The target's name, with a mark if the target is compared with itself."""
+    """The target's name. If the target is compared with itself, the second name has a mark."""
     return f"{name} (again)" if any(each.label == name for each in others) else name
 
 
 def _command(
     choices: Sequence[Choice], patterns: Sequence[str], rounds: int, quick: bool, device: str
 ) -> str:
-    """The command that makes the page again."""
+    """The command that makes the same page again."""
     words = ["kvref", "bench", *(choice.target or DEFAULT_TARGET for choice in choices)]
     words += [word for glob in patterns for word in ("--only", glob)]
     words += ["--rounds", str(rounds)] * (rounds != ROUNDS)

@@ -51,9 +51,9 @@ def causes(
 ) -> None:
     """List the causes of TARGET's known findings, the worst first.
 
-    A cause is one mistake: one fix removes all of its findings. The list comes from the baseline and runs
-    nothing, so a release such as vllm==0.32.0 need not be installed. With --report, kvref writes the smallest
-    program that shows each cause, and runs it on TARGET.
+    A cause is one mistake: one fix removes all of its findings. kvref reads the causes from the baseline and
+    runs nothing, so a release such as vllm==0.32.0 need not be installed. With --report, kvref writes the
+    smallest program that shows each cause, and runs it on TARGET.
 
     \b
     Examples:
@@ -87,7 +87,10 @@ def causes(
 
 
 def _claim(directory: Path) -> None:
-    """Create the folder, or check that it holds nothing but programs of earlier runs."""
+    """Create the folder. If it exists, it may hold only programs of earlier runs.
+
+    Raises `ForeignDirectory` if it holds anything else.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.iterdir():
         if not _PROGRAM.fullmatch(path.name):
@@ -97,7 +100,7 @@ def _claim(directory: Path) -> None:
 
 
 def _write(directory: Path, rows: list[Row]) -> dict[str, Path]:
-    """Write the programs. Returns the file of each by the title of its row."""
+    """Write the programs into the folder. Returns the path of each, by the title of its row."""
     files = {}
     for row in rows:
         name = f"{slug(row.cause.id if row.cause else row.law)}-{trace_digest(row.trace or {})}.py"

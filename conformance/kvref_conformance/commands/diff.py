@@ -21,9 +21,10 @@ from kvref_conformance.report.terminal import open_console
 def diff(context: click.Context, old: Path, new: Path, form: str | None) -> None:
     """Show what changed from report OLD to report NEW.
 
-    Give two report folders, or their report.json files. A row got worse if it held before and does not now,
-    if it is newly broken or stale, or if it was judged before and is not now. The output also lists how the
-    checks themselves differ: depth, seed, versions and so on.
+    Give two report folders, or their report.json files. A row of a report is a law with one subject and, if
+    it broke, one facet. A row got worse if it held before and does not now, if it is newly broken or stale,
+    or if it was judged before and is not now. The output also lists how the checks themselves differ: depth,
+    seed, versions and so on.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""How a command ends: an error is one paragraph and exit code 2, and no process is left running."""
+"""How a command ends: it reports an error in one paragraph, exits with 2, and leaves no process running."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _REFUSED = (
 
 @contextmanager
 def _ends_in_order() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that processes and temporary files are cleaned up."""
+    """Turn SIGTERM and SIGHUP into an exception, so that processes and temporary files are removed."""
 
     def leave(number: int, frame: object) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
@@ -76,7 +76,10 @@ def _ends_in_order() -> Iterator[None]:
 
 
 class Group(click.Group):
-    """Ends every expected error with one paragraph and exit code 2; an interrupt leaves nothing running."""
+    """A group of commands. It reports every expected error in one paragraph, and then exits with 2.
+
+    After an interrupt, no process is left running.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

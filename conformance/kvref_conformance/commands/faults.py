@@ -99,7 +99,7 @@ def faults(
 
 
 def _fields(context: click.Context, only: tuple[str, ...], seed: int, jobs: int) -> None:
-    """Try the generated faults."""
+    """Do what `kvref faults --fields` asks: try the generated faults, print the outcomes, and exit."""
     chosen = field_faults.chosen(only)
     with progress(open_console(stderr=True)) as watcher:
         outcomes = list(field_faults.try_all(chosen, seed, jobs, watcher))

@@ -36,9 +36,9 @@ def prepare_hosts(versions: tuple[str, ...]) -> None:
     """Download and set up releases of vLLM: the named ones, or all.
 
     All releases share one environment with PyTorch and the requirements of the newest release (2.3 GB). Each
-    other release gets a folder (0.4 GB). They go below ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}, and
-    releases that are already there are kept. To use an environment of your own, set KVREF_VLLM_PYTHON to its
-    interpreter.
+    other release gets a folder (0.4 GB). All of it goes below
+    ${KVREF_CACHE:-${XDG_CACHE_HOME:-~/.cache}/kvref}. Releases that are already there are kept. To use an
+    environment of your own, set KVREF_VLLM_PYTHON to its interpreter.
 
     \b
     Example:

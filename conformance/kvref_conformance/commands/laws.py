@@ -15,7 +15,7 @@ from kvref_conformance.running.loading import select_laws
 @click.option("-v", "--verbose", is_flag=True, help="Also print why each law matters, and its sources.")
 @click.option("--markdown", is_flag=True, help="Print Markdown: the page docs/laws.md.")
 def laws(patterns: tuple[str, ...], verbose: bool, markdown: bool) -> None:
-    """List all laws, or those that match.
+    """List all laws, or those that match a GLOB.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share, and the functions that read their values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def as_duration(context: click.Context, parameter: click.Parameter, value: str) 
 
 @dataclass(frozen=True)
 class Choice:
-    """A target and the options that say how to load it, as given on the command line."""
+    """A target, with the options that say how to load it, as the user gave them on the command line."""
 
     target: str | None
     profile: str | None
@@ -64,7 +64,7 @@ class Choice:
 
 
 _REPEATED = ("patterns", "subjects", "depth", "seed", "backend", "device", "strict", "baseline")
-"""Options that a suggested next command repeats, because they choose what runs."""
+"""Options that choose what runs. When kvref suggests a next command, it repeats them."""
 
 
 def invocation() -> Invocation:
@@ -120,7 +120,10 @@ _ABOUT_TARGETS = (
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name a target. The command gets them as `choice`."""
+    """Add the argument that names a target, and the options that say how to load it.
+
+    The command gets all of them as one `Choice`, its parameter `choice`.
+    """
 
     @wraps(command)
     def chosen(*arguments: Any, **options: Any) -> None:
@@ -131,7 +134,10 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def targets_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Like `target_options` for several targets, which share the options. They are passed as `choices`."""
+    """Like `target_options`, but for several targets. The options hold for all of them.
+
+    The command gets a list of `Choice`, its parameter `choices`.
+    """
 
     @wraps(command)
     def chosen(*arguments: Any, targets: tuple[str, ...], **options: Any) -> None:

@@ -1,7 +1,7 @@
-"""Make the page that shows which release of vLLM keeps which law, from a check of each release.
+"""Check several releases of vLLM, and make the page that shows which release keeps which law.
 
-A check takes minutes, so kvref keeps its report. A later run with the same laws, depth, seed and suite uses
-the report again.
+A check takes minutes, so kvref keeps its report on disk. A later run uses this report if the laws, the depth,
+the seed and kvref's own sources are the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Made by `{command}`; do not edit it. Depth {depth}, seed {seed}. For the details
 
 
 class Kept:
-    """A cache for the reports of earlier runs with the same options and suite."""
+    """The reports that earlier runs kept on disk, for the same options and the same sources of kvref."""
 
     def __init__(self, options: Options) -> None:
         self._digest = _digest(options)
@@ -55,7 +55,10 @@ class Kept:
             return None
 
     def save(self, version: str, report: dict[str, Any]) -> None:
-        """Keep the report if every law was judged completely; an incomplete check may succeed next time."""
+        """Keep the report if every law was judged completely.
+
+        An incomplete check is not kept, because the next try may be complete.
+        """
         if any(row["status"] in _OPEN for row in report["laws"]):
             return
         path = self._path(version)
@@ -70,7 +73,7 @@ class Kept:
 
 
 def _digest(options: Options) -> str:
-    """A digest of the options and of our sources, which decide what a check of a release finds."""
+    """A digest of the options and of kvref's sources. They decide what a check of a release finds."""
     digest = hashlib.sha256(json.dumps([options.laws, options.depth, options.seed]).encode())
     for package, folder in sorted(package_folders(OWN_PACKAGES).items()):
         for path in sorted((Path(folder) / package).rglob("*")):
@@ -82,7 +85,7 @@ def _digest(options: Options) -> str:
 def check_all(
     releases: Sequence[Host], options: Options, watcher: Progress
 ) -> dict[str, dict[str, Any] | None]:
-    """The report of each release, from the cache or a new check; None if the release is not prepared."""
+    """The report of each release, kept or from a new check. None if the release is not prepared."""
     kept = Kept(options)
     reports: dict[str, dict[str, Any] | None] = {}
     for host in releases:
@@ -100,7 +103,7 @@ def check_all(
 
 
 def cells(report: Mapping[str, Any] | None, laws: Sequence[str]) -> dict[str, str]:
-    """The cell of each law for one release. `report` is None if the release is not prepared."""
+    """By law, the text of the cell for one release. `report` is None if the release is not prepared."""
     if report is None:
         return dict.fromkeys(laws, NOT_PREPARED)
     found = {law: cell([row for row in report["laws"] if row["id"] == law]).text for law in laws}

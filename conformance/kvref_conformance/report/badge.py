@@ -1,4 +1,4 @@
-"""The verdict as a badge."""
+"""Make a badge that shows the verdict."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _COLOURS = {
 
 
 def badge(verdict: Verdict) -> dict[str, Any]:
-    """The badge, in the format of a shields.io endpoint."""
+    """The badge, as JSON that an endpoint badge of shields.io reads."""
     return {"schemaVersion": 1, "label": "kvref", "message": verdict.value, "color": _COLOURS[verdict]}

@@ -1,4 +1,4 @@
-"""Show how fast targets are: tables for a terminal, and a page of Markdown."""
+"""Show how fast targets are: as tables on a terminal, and as a page in Markdown."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ see [benchmarks.md](benchmarks.md).
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 _MOST = 3
-"""At most this many cases that are left out for the same reason are named."""
+"""If several cases are left out for the same reason, at most this many of them are named."""
 
 Limits = Mapping[str, Timed]
-"""The results of the benchmarks that are lower bounds, by the key of the case."""
+"""By the key of a case, the timing of the case. A case may have a limit: another case whose time is a lower
+bound."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table for a terminal or a page."""
+    """A table, for a terminal or for a page."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: Sequence[int] = (0,)
-    """The columns that hold words, not numbers."""
+    """The indexes of the columns that hold words. The other columns hold numbers."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """The results of one benchmark."""
+    """The results of one benchmark, ready to print."""
 
     title: str
     tables: Sequence[Table]
@@ -51,7 +52,7 @@ class Section:
 
 
 def about(environment: Environment) -> list[str]:
-    """Lines about the targets, the machine and the way of timing."""
+    """Lines about the targets, the machine and how the times were measured."""
     labels = [*environment["targets"]]
     lines = [
         f"{label}: {each['name']} {each['version']}, Python {each['python']}, torch {each['torch']}"
@@ -71,7 +72,7 @@ def about(environment: Environment) -> list[str]:
 
 
 def section(benchmark: Benchmark, timed: Sequence[Timed], limits: Limits) -> Section:
-    """The section for the cases of one benchmark."""
+    """The section with the cases of one benchmark."""
     tables = [_figures(timed, limits), *_growth(benchmark, timed)]
     return Section(f"{benchmark.name}: {benchmark.operation}", tables, [*_notes(timed)])
 
@@ -83,7 +84,6 @@ def sections(timed: Sequence[Timed], limits: Limits) -> Iterator[Section]:
 
 
 def render(results: Section, printer: Printer) -> None:
-    """Print the results of a benchmark."""
     printer.line(results.title, style="bold")
     for table in results.tables:
         shown = RichTable(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
@@ -171,7 +171,7 @@ def _times(ratio: float) -> str:
 
 
 def _of_limit(timed: Timed, labels: Sequence[str], limits: Limits) -> str:
-    """The median as a multiple of the limit, for each target."""
+    """For each target, its median time as a multiple of the limit, the lower bound of the case."""
     limit = timed.case.limit
     reached = limit and limits.get(Case.key_of(limit.benchmark, limit.params))
     if not limit or not reached:
@@ -185,7 +185,7 @@ def _of_limit(timed: Timed, labels: Sequence[str], limits: Limits) -> str:
 
 
 def _growth(benchmark: Benchmark, timed: Sequence[Timed]) -> Iterator[Table]:
-    """A table of medians by size, as multiples of the median at the smallest size."""
+    """Yield a table of medians by size, as multiples of the median at the smallest size."""
     name = benchmark.growth
     sizes = sorted({each.case.params[name] for each in timed}) if name else []
     if name is None or len(sizes) < 2:
@@ -201,7 +201,7 @@ def _growth(benchmark: Benchmark, timed: Sequence[Timed]) -> Iterator[Table]:
 
 @dataclass(frozen=True)
 class Line:
-    """A growth curve: the median seconds at each size. `others` are the other parameters."""
+    """A growth curve: by size, the median in seconds. `others` are the values of the other parameters."""
 
     label: str
     others: tuple[str, ...]
@@ -212,7 +212,7 @@ class Line:
 
 
 def lines_of(timed: Sequence[Timed]) -> list[Line]:
-    """The growth curves: one for each target and each choice of the other parameters."""
+    """The growth curves. There is one for each target and each choice of the other parameters."""
     size = timed[0].case.benchmark.growth
     found: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
     for each in timed:
@@ -224,7 +224,7 @@ def lines_of(timed: Sequence[Timed]) -> list[Line]:
 
 
 def _different(one: Timed, among: Sequence[Timed], without: str | None = None) -> list[str]:
-    """The parameters, as `name=value`, in which a case differs from any case of `among`."""
+    """As `name=value`, the parameters of a case that are not the same in all cases of `among`."""
     return [
         f"{name}={_value(value)}"
         for name, value in one.case.params.items()

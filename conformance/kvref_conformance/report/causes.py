@@ -1,4 +1,4 @@
-"""Print the known causes of a target."""
+"""Print the known causes of a target's findings."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def render_causes(
 
     Args:
         baseline: the known findings.
-        programs: the files of programs that were written, by the title of the finding.
-        notes: why a finding has no program.
+        programs: the paths of the programs that were written, by the title of the finding.
+        notes: lines on programs that could not be written, or that did not show their cause.
         console: where to print.
         invocation: what the user typed.
-        verbose: print all that is known about a cause, and every finding of it.
+        verbose: also print the details of each cause, and each of its findings.
     """
     printer = Printer(console)
     causes = by_cause(baseline.known)

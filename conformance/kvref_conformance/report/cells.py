@@ -1,4 +1,4 @@
-"""A cell of a table of laws by version: the state of one law in one report."""
+"""The cells of a table of laws by version. A cell shows the state of one law in one report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _UNJUDGED = (Status.NOT_APPLICABLE, Status.DECLARED_GAP)
 
 @dataclass(frozen=True)
 class Cell:
-    """The worst state of any subject, and a text that counts the subjects in that state."""
+    """The worst state of the law for any subject, with a text that counts the subjects in this state."""
 
     state: Status
     text: str
 
 
 def cell(rows: Sequence[Mapping[str, Any]]) -> Cell:
-    """The cell that sums up the rows of one law. The rows are those of `report.json`."""
+    """The cell of one law. `rows` are the rows of this law in `report.json`."""
     states: dict[str, set[Status]] = {}
     for row in rows:
         states.setdefault(row["subject"], set()).add(Status(row["status"]))

@@ -13,7 +13,7 @@ _FEW = 3
 
 
 def coverage_document(reached: Reached) -> dict[str, Any]:
-    """The property `coverage` of a report."""
+    """The value of `coverage` in report.json."""
     return {
         "modules": reached.modules,
         "without": reached.without,
@@ -43,19 +43,19 @@ def heading(result: Result, reached: Reached) -> str:
 
 
 def percent(lines: int, reached: int) -> str:
-    """The percentage of lines that were reached. It is rounded down, so 100% means all lines."""
+    """The percentage of lines that were reached, rounded down. So 100% means all lines."""
     return f"{100 * reached // lines}%" if lines else "-"
 
 
 def places(file: FileReached) -> list[str]:
-    """The unreached lines, such as `12-14`, and branches, such as `20->25`, in order."""
+    """The unreached lines, such as `12-14`, and the unreached branches, such as `20->25`, in order."""
     found = [(first, _range((first, last))) for first, last in ranges(file.unreached, file.lines)]
     found += [(start, f"{start}->{end if end > 0 else 'exit'}") for start, end in file.branches]
     return [text for _, text in sorted(found)]
 
 
 def remarks(reached: Reached) -> list[str]:
-    """Sentences on which files the table leaves out, and which lines may be missing."""
+    """Sentences on the files that the table leaves out, and on units that ended early."""
     groups = {
         "never loaded, so not reached and not counted": (reached.not_loaded, "files"),
         "not readable as Python here, so not counted": (reached.unread, "files"),
@@ -70,7 +70,7 @@ def remarks(reached: Reached) -> list[str]:
 
 
 def coverage_page(result: Result, reached: Reached) -> str:
-    """The page, in Markdown: what was not reached in each file, and which law reached what."""
+    """The page, in Markdown: which lines of each file no law reached, and which law reached which lines."""
     target = result.target
     title = heading(result, reached)
     lines = [
@@ -100,7 +100,10 @@ def _row(file: FileReached) -> str:
 
 
 def _by_law(file: FileReached) -> list[str]:
-    """List items: the laws that reached the same lines share one, because one unit feeds several laws."""
+    """A list item for each set of lines, with the laws that reached exactly these.
+
+    Laws often share an item, because one unit feeds several laws.
+    """
     laws: dict[frozenset[int], list[str]] = {}
     for law, lines in file.laws.items():
         laws.setdefault(lines, []).append(law)
@@ -120,7 +123,7 @@ def _code(name: str) -> str:
 
 
 def by_area(reached: Reached, areas: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """For each area of laws: how many lines it reached, and how many of them no other area reached."""
+    """For each area of laws, how many lines it reached, and how many of these no other area reached."""
     found: dict[str, set[tuple[str, int]]] = {}
     for file in reached.files:
         for law, lines in file.laws.items():

@@ -1,4 +1,4 @@
-"""Show what changed between two reports: on a terminal, and for a pull request."""
+"""Show what changed between two reports: on a terminal, or in Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONGEST_TEXT = 300
 _MOST_LINES = 40
 """A summary lists at most this many changes of one kind: GitHub limits comments to 65,536 characters."""
 _MOST_BETTER = 10
-"""A terminal shows at most this many changes of one kind, except those that got worse."""
+"""A terminal shows at most this many changes of one kind. It shows all changes for the worse."""
 
 
 def render_diff(diff: Diff, console: Console) -> None:
@@ -108,7 +108,7 @@ def _became(change: Change) -> str:
 
 
 def _why(change: Change) -> Iterator[tuple[str, str]]:
-    """Labels and texts: expected and observed, or the reason."""
+    """Yield labels and texts that explain a change: what was expected and observed, or the reason."""
     row = change.row
     if change.new is Status.BROKEN and row["observed"]:
         yield "expected", visible(row["expected"], _LONGEST_TEXT)

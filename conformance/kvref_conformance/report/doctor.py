@@ -1,4 +1,4 @@
-"""Show what a target is, and what can be checked."""
+"""Print what kvref knows about a target, and which laws it can judge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def render_target(
     console: Console,
     invocation: Invocation,
 ) -> None:
-    """Print the target, the `laws` that can be judged, and what is left out, with reasons."""
+    """Print the target, the number of laws that can be judged, and why the others cannot."""
     printer = Printer(console)
 
     def item(label: str, text: str) -> None:

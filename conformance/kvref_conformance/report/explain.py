@@ -30,7 +30,7 @@ _LEVELS = {
 
 
 def render_explanation(law: Law, console: Console) -> None:
-    """Print the explanation. Commands stay on one line, so that they can be copied."""
+    """Print the explanation of a law. Commands stay on one line, so that the user can copy them."""
     printer = Printer(console)
     printer.line(law.id, style="bold", after=f"  {law.level}: {_LEVELS[law.level]}")
     printer.line(law.statement, indent=2)
@@ -66,7 +66,7 @@ def _title(printer: Printer, title: str) -> None:
 
 
 def _paragraphs(thing: object) -> list[str]:
-    """The paragraphs of the docstring, each as one line."""
+    """The paragraphs of a docstring, each as one line."""
     docstring = inspect.getdoc(thing) or ""
     return [" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")]
 
@@ -102,7 +102,7 @@ def _needs(law: Law) -> Iterator[str]:
 
 
 def _may_differ(law: Law) -> Iterator[str]:
-    """A line for each capability of the law's parts, except those that the law needs."""
+    """A line for each capability of the parts that the law uses, except those that the law needs."""
     workload = WORKLOADS.get(law.workload)
     parts = _parts(workload) if workload is not None else {}
     for name, capability in CAPABILITIES.items():
@@ -111,7 +111,7 @@ def _may_differ(law: Law) -> Iterator[str]:
 
 
 def _parts(workload: Workload) -> dict[str, list[str]]:
-    """The parts that the workload needs, each with the optional operations that it needs."""
+    """The parts of a target that the workload needs, each with the optional operations that it needs."""
     parts: dict[str, list[str]] = {}
     for name in workload.parts:
         part, _, operation = name.partition(".")
@@ -120,7 +120,7 @@ def _parts(workload: Workload) -> dict[str, list[str]]:
 
 
 def _instance(schema: Mapping[str, Any]) -> object:
-    """An example of a value, made from the schema of a capability."""
+    """An example of a capability's value, made from the schema of the capability."""
     match schema:
         case {"enum": [first, *_]}:
             return first
@@ -136,7 +136,7 @@ def _instance(schema: Mapping[str, Any]) -> object:
 
 
 def _toml(value: object) -> str:
-    """Plain data as TOML in one line."""
+    """Plain data as one line of TOML."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name} = {_toml(item)}' for name, item in value.items())}}}"
     return json.dumps(value)
@@ -149,7 +149,11 @@ def _cause(fault: Fault) -> str:
 
 
 def _docstring(fault: Fault) -> str:
-    """The docstring of a fault, which says what it does, without the source of a reported bug."""
+    """The docstring of a fault, which describes the fault.
+
+    If the fault is a reported bug, the docstring ends with the place where it was reported. This part is cut
+    off.
+    """
     module, _, name = fault.target.partition(":")
     text = _docstrings(module)[name]
     return text.removesuffix(f" ({fault.source}).") + "." if text.endswith(f"({fault.source}).") else text
@@ -157,7 +161,10 @@ def _docstring(fault: Fault) -> str:
 
 @functools.cache
 def _docstrings(module: str) -> dict[str, str]:
-    """The docstrings of a module's functions. The module is read: to import it would load PyTorch."""
+    """The docstrings of a module's functions, by name.
+
+    They are read from the module's source, because importing the module would load PyTorch.
+    """
     spec = importlib.util.find_spec(module)
     source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
     functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))

@@ -20,13 +20,16 @@ a bug from an issue tracker, and takes several operations to show.
 """
 
 _MOST_LINES = 20
-"""At most this many faults get a line each; more are counted by area."""
+"""At most this many faults get a line each. If there are more, there is a line for each area."""
 
 _TITLES = {False: "One for each law", True: "Reported bugs"}
 
 
 def render_faults(tried: Sequence[Tried], console: Console) -> None:
-    """Print the missed faults, a line for each fault (or area, if there are many), and the counts."""
+    """Print the faults that their law missed, then a table, then the counts.
+
+    The table has a line for each fault. If there are many faults, it has a line for each area instead.
+    """
     printer = Printer(console)
     faults = [each for each in in_order(tried) if each.fault]
     missed = [each for each in faults if not each.as_expected]
@@ -97,7 +100,7 @@ def _open(tried: Sequence[Tried]) -> Iterator[str]:
 
 
 def page(tried: Sequence[Tried], command: str) -> str:
-    """The page, in Markdown: the faults of each area, and the laws that catch them."""
+    """The page, in Markdown: the faults of each area, with the laws that catch them."""
     lines = [_HEAD.format(command=command), *(f"* {line}" for line in [*_open(tried), *summary(tried)]), ""]
     for reported, title in _TITLES.items():
         part = [each for each in in_order(tried) if each.fault and bool(each.fault.source) is reported]
@@ -126,12 +129,12 @@ def _tables(tried: Sequence[Tried]) -> Iterator[str]:
 
 
 def _others(each: Tried) -> list[str]:
-    """The laws that break, besides the one that must catch the fault."""
+    """The laws that broke, except the one that must catch the fault."""
     return [law for law in each.trial.catches if each.fault is None or law != each.fault.law]
 
 
 def summary(tried: Sequence[Tried]) -> list[str]:
-    """Lines on how many faults were caught and how soon, and on the result of the control."""
+    """Lines on how many faults were caught and how soon, and on the outcome of the control."""
     lines = []
     for reported, what in ((False, "one for each law"), (True, "as reported")):
         part = [each for each in tried if each.fault and bool(each.fault.source) is reported]

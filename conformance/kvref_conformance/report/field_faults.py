@@ -1,4 +1,4 @@
-"""Show which generated faults of the spec classes were caught, on a terminal."""
+"""Show on a terminal which generated faults of the spec classes were caught."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvref_conformance.targets.faults.fields import RULES
 
 
 def render_field_faults(outcomes: Sequence[Judged], console: Console) -> None:
-    """Print the missed faults, a line for each class with what was caught of each rule, and the counts."""
+    """Print the faults that no law caught, a table with a line for each class, and the counts."""
     printer = Printer(console)
     tried = [each for each in outcomes if each.trial]
     missed = [each for each in tried if not each.caught]
@@ -36,7 +36,11 @@ def render_field_faults(outcomes: Sequence[Judged], console: Console) -> None:
 
 
 def _by_class(outcomes: Sequence[Judged]) -> Table:
-    """A row for each class: generated, without effect, and for each rule caught of tried."""
+    """A table with a row for each class.
+
+    It has the number of generated faults, the number of those that change no answer and, for each rule, how
+    many of the tried faults were caught.
+    """
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("class", overflow="fold")
     for column in ("generated", "no effect", *(rule.replace("_", " ") for rule in RULES)):

@@ -18,22 +18,23 @@ from kvref_conformance.report.junit import junit
 from kvref_conformance.report.page import page
 
 _GENERATED = re.compile(r".*-[0-9a-f]{8}\.(json|py)|\..*\.tmp")
-"""Names of files in traces/ and repro/ that kvref wrote. Every other file there is the user's."""
+"""Matches the names that kvref gives to files in traces/ and repro/. All other files there belong to the
+user."""
 
 
 def write_report(result: Result, directory: Path, beside: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
-    """Write the whole report. Returns the files that were written, report.json first.
+    """Write the whole report. Returns the paths of the files that were written, report.json first.
 
     Args:
         result: the result of a check.
         directory: the folder of the report. It is created if it does not exist.
-        beside: reports of other versions, for a table of laws by version on the page.
+        beside: reports of other versions. The page then has a table of laws by version.
 
-    An earlier report in the directory is replaced, and its traces and programs are removed.
+    If the folder holds an earlier report, that report is replaced, and its traces and programs are removed.
 
     Raises:
-        ForeignDirectory: the directory holds other files; nothing was written.
-        InvalidDocument: the report would break its schema; nothing was written.
+        ForeignDirectory: the folder holds other files; nothing was written.
+        InvalidDocument: the report would not match its schema; nothing was written.
     """
     contents = _contents(result, beside)
     claim(directory)
@@ -52,7 +53,7 @@ def write_report(result: Result, directory: Path, beside: Sequence[Mapping[str, 
 
 
 def report_document(result: Result) -> dict[str, Any]:
-    """The result as a `kvref.report/1` document, which `--json` prints, too."""
+    """The result as a `kvref.report/1` document. `--json` prints it, too."""
     document: dict[str, Any] = plain(
         {
             "schema": REPORT,
@@ -83,7 +84,7 @@ def report_document(result: Result) -> dict[str, Any]:
 
 
 def _contents(result: Result, beside: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """The content of each file of the report, by name. All are made before the first is written."""
+    """The content of each file of the report, by name. All contents are made before a file is written."""
     report = report_document(result)
     validate(report, "report")
     contents = {

@@ -1,4 +1,7 @@
-"""Show a fuzz while it runs (a live table on a terminal, else plain lines), and its findings afterwards."""
+"""Show a fuzz while it runs, and its findings afterwards.
+
+A terminal gets a live table of the running fuzz. A pipe or a file gets a line now and then.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _REFRESHES = 2
 _LATEST = 8
 """The live table shows this many of the latest findings."""
 _WIDTH = 40
-"""Width of a column of behaviours."""
+"""The width of a column of behaviours, in characters."""
 _STYLES = {
     UNFINISHED: "yellow",
     Status.BROKEN: "bold red",
@@ -38,7 +41,7 @@ _STYLES = {
 
 @contextmanager
 def watching(fuzz: Fuzz, console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[View]:
-    """Show the fuzz while the block runs."""
+    """Show the fuzz while the `with` statement runs."""
     if is_live(console):
         with Live(
             get_renderable=lambda: _live(fuzz, console),
@@ -59,7 +62,7 @@ class _Quiet:
 
 
 class _Plain:
-    """Prints a line for each finding, and every ten seconds a line with the progress of the fuzz."""
+    """Prints a line when a finding is new or its state changes. Every ten seconds, prints the progress."""
 
     def __init__(self, fuzz: Fuzz, clock: Callable[[], float]) -> None:
         self._fuzz = fuzz
@@ -91,7 +94,10 @@ class _Plain:
 
 
 def render_fuzz(store: Store, notes: list[str], console: Console, invocation: Invocation) -> None:
-    """Print the counts and findings of all runs in the folder, and the next command last."""
+    """Print the counts and the findings of the fuzz, and the next command last.
+
+    The counts and the findings are those of all runs in the folder, not only of the last run.
+    """
     printer = Printer(console)
     printer.table(_generated(store.tally))
     printer.blank()
@@ -122,7 +128,7 @@ def render_fuzz(store: Store, notes: list[str], console: Console, invocation: In
 
 
 def _live(fuzz: Fuzz, console: Console) -> RenderableType:
-    """The live table. Findings come above the behaviours, which may not fit on a small screen."""
+    """The live table. Findings are above the behaviours, which may not fit on a small screen."""
     printer, store, tally = Printer(console), fuzz.store, fuzz.tally
     target = f"{store.target['name']} {store.target['version']}"
     left = max(0.0, fuzz.seconds - fuzz.elapsed)
@@ -150,7 +156,7 @@ def _live(fuzz: Fuzz, console: Console) -> RenderableType:
 
 
 def _generated(tally: Tally) -> Table:
-    """A table of how many examples were generated, with the operations per second of one process."""
+    """A table of examples and operations, with the operations per second of one process."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("examples")
     for column in ("number", "operations", "operations/s"):
@@ -164,7 +170,7 @@ def _generated(tally: Tally) -> Table:
 
 
 def _behaviours(tally: Tally, width: int) -> Table:
-    """A table of all behaviours, including those that never occurred."""
+    """A table of all behaviours with their counts, including behaviours that never occurred."""
     counted = tally.behaviours
     names = [*BEHAVIOURS, *sorted(name for name in counted if name.startswith(GROUPS))]
     columns = max(1, width // _WIDTH)

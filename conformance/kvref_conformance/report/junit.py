@@ -1,4 +1,4 @@
-"""The result as JUnit XML: a suite for each area of laws, a case for each row."""
+"""The result as JUnit XML. There is a suite for each area of laws, and a case for each row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _LONGEST_NAME = 200
 
 
 def junit(result: Result) -> bytes:
-    """The encoded document. A broken robustness law fails its case only if it fails the run (`--strict`)."""
+    """The XML document, encoded.
+
+    A broken robustness law is a failure only with `--strict`.
+    """
     counted = {id(row) for row in result.failing}
     areas: dict[str, list[Element]] = {}
     for row in result.rows:

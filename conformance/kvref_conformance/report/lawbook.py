@@ -18,7 +18,7 @@ good behaviour under misuse; it fails `kvref check` with `--strict` only.
 
 
 def laws_page(laws: Iterable[Law]) -> str:
-    """The page, in Markdown: the laws by area, with reason, check, workload and faults."""
+    """The page, in Markdown: for each law the reason, the check, the workload and the faults."""
     lines = [_HEAD]
     area = ""
     laws = list(laws)
@@ -50,7 +50,7 @@ def laws_page(laws: Iterable[Law]) -> str:
 
 
 def faults_of(law: Law) -> list[Fault]:
-    """The faults that the law must catch: first the one made for it, then reported bugs."""
+    """The faults that the law must catch. First comes the one made for it, then reported bugs."""
     return [fault for fault in faults() if fault.law == law.id]
 
 

@@ -1,4 +1,4 @@
-"""Describe operations and their answers in sentences."""
+"""Describe operations and their answers in sentences, for people."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from kvref_conformance.documents.results import Row
 
 PROBES = ("cache.state", "pool.state")
-"""Operations that only read the whole state. Workloads add one after most other operations."""
+"""Operations that only read the whole state. Workloads perform one after most other operations."""
 
 Labels = Mapping[str, str]
-"""Short names for specs that an earlier operation built, by their `_key`."""
+"""For specs that an earlier operation built: short names, by `_key` of the spec."""
 
 _LONGEST_LIST = 8
 _LONGEST_BYTES = 64
-"""Hexadecimal digits that are shown of bytes. Hashes are no longer than this."""
+"""At most this many hexadecimal digits of a byte string are shown. Hashes are not longer."""
 
 
 def describe_operation(op: Mapping[str, Any], labels: Labels | None = None) -> str:
-    """Describe one operation of a trace: `merge [FullAttentionSpec(block_size=16), the same]`."""
+    """Describe one operation, for example `merge [FullAttentionSpec(block_size=16), the same]`."""
     labels = labels or {}
     match op:
         case {"op": "specs.build", "args": {"spec": spec}}:
@@ -146,7 +146,7 @@ def _describe_pool(operation: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _describe_cache(operation: str, arguments: Mapping[str, Any], labels: Labels) -> str:
-    """Describe an operation of a cache manager. Arguments that are off or zero are left out."""
+    """Describe an operation of a cache manager. Arguments that are off or zero are not mentioned."""
     match operation, arguments:
         case "create", {"groups": [*groups], "num_blocks": number, "enable_caching": caching, **rest}:
             listed = ", ".join(_cache_group(group, labels) for group in groups) or "no groups"
@@ -195,7 +195,7 @@ def _cache_group(group: Any, labels: Labels) -> str:
 
 
 def _allocation(arguments: Mapping[str, Any]) -> str:
-    """Describe the arguments of `allocate`, except the new tokens."""
+    """Describe the arguments of `allocate`, except the number of new tokens."""
     parts = []
     match arguments.get("hit"):
         case {"tokens": tokens, "blocks": blocks} if tokens:
@@ -235,7 +235,7 @@ def _describe_connector(operation: str, arguments: Mapping[str, Any]) -> str:
 
 
 def describe_answer(op: Mapping[str, Any]) -> str:
-    """Describe the answer of an operation. `op` contains the `outcome`."""
+    """Describe the answer to an operation. `op` contains the `outcome`."""
     match op:
         case {
             "op": "specs.build",
@@ -285,7 +285,7 @@ def _count(number: Any, noun: str) -> str:
 
 
 def _blocks(blocks: Any) -> str:
-    """`block 3`, `blocks 3 and 4`."""
+    """Name blocks, as `block 3` or `blocks 3 and 4`."""
     match blocks:
         case []:
             return "no blocks"
@@ -300,7 +300,7 @@ def _blocks(blocks: Any) -> str:
 
 
 def _tables(groups: Any) -> str:
-    """Describe the blocks of each group. If there is only one group, its number is left out."""
+    """Describe the blocks of each group. The group's number is left out if there is only one group."""
     match groups:
         case [group]:
             return _blocks(group)
@@ -326,12 +326,12 @@ def describe_outcome(outcome: Mapping[str, Any]) -> str:
 
 
 def remark(row: Row) -> str:
-    """The message of a row, without what was expected and observed."""
+    """The message of a row, without what was expected and what was observed."""
     return row.message.replace(f"expected {row.expected}; observed {row.observed}", "").strip(" :;")
 
 
 def narrate(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each operation of a trace. If there are several processes, each gets a heading.
+    """Yield a line for each operation of a trace. If there are several processes, each has a heading.
 
     If an operation contains its `outcome`, as events do, its line ends with the answer.
     """
@@ -375,14 +375,14 @@ def _spec(spec: object, labels: Labels) -> str:
 
 
 def _registration(registration: Mapping[str, Any]) -> str:
-    """Describe one registration. The base is left out if it is None, which means the class itself."""
+    """Describe one registration. If the base is None, the class itself is the base, and it is left out."""
     base = registration.get("base")
     pair = f"{registration.get('spec_class')} -> {registration.get('manager')}"
     return f"{pair} (base {base})" if base else pair
 
 
 def _group(group: Mapping[str, Any]) -> str:
-    """Describe a planned group. Neighbouring layers with the same spec are listed together."""
+    """Describe a planned group. Neighbouring layers with equal specs are listed together."""
     listed: list[tuple[str, list[str]]] = []
     for layer in group["layers"]:
         spec = layer["spec"]
@@ -400,13 +400,13 @@ def _mapping(items: Mapping[Any, Any], joint: str, labels: Labels | None = None)
 
 
 def _content(content: Mapping[str, Any]) -> str:
-    """Describe the content of a request. All tokens are shown, because any of them may matter."""
+    """Describe the content of a request. All tokens are shown, because each of them may matter."""
     tokens = f"tokens {content.get('tokens')!r}"
     return ", ".join([tokens, *(f"{name} {value!r}" for name, value in content.items() if name != "tokens")])
 
 
 def _value(value: Any) -> str:
-    """Describe plain data (see `kvref.target`), much as in Python code."""
+    """Describe plain data (see `kvref.target`), almost as Python code."""
     match value:
         case str():
             if len(value) > _LONGEST_BYTES and re.fullmatch("[0-9a-f]+", value):

@@ -1,4 +1,4 @@
-"""The report as one HTML file. The page loads nothing else, escapes all text, and has a maximum size."""
+"""The report as one HTML file. It loads no other file, escapes all text, and has a maximum size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _ROOM_FOR_FINDINGS = 1_000_000
 _ROOM_FOR_LAWS = 350_000
 _ROOM_FOR_VERSIONS = 150_000
 _ROOM_FOR_LINES = 40_000
-"""Sizes in bytes: of all findings, of the tables of laws and of versions, and of each other list."""
+"""Maximum sizes in bytes: of all findings together, of the table of laws, of the table of laws by version,
+and of each other list."""
 
 _LONGEST_NAME = 120
 _LONGEST_TEXT = 1_000
@@ -48,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Section:
-    """A section of findings that mean the same for the verdict."""
+    """A section of the page. All its findings have the same effect on the verdict."""
 
     id: str
     title: str
@@ -83,20 +84,23 @@ _SECTION_OF = {
     Status.INHERITED: _INHERITED,
     Status.KNOWN: _KNOWN,
 }
-"""The section for each state. A broken law that fails the run is in the first section instead."""
+"""The section for each state. A broken law that makes the run fail goes to the first section instead."""
 
 
 class Name(str):
-    """Text that a template shortens to the length of a name."""
+    """Text that a template cuts to the maximum length of a name."""
 
 
 class Source(str):
-    """Text that a template shows with its line breaks."""
+    """Text that a template shows with its line breaks, a program for example."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Findings with one cause: broken in the same facet of the same law, or listed for the same reason."""
+    """Findings that the page groups, because they probably have the same cause.
+
+    They break the same law in the same facet, or are listed for the same reason.
+    """
 
     law: str | None
     facet: str
@@ -106,12 +110,12 @@ class Cause:
     why: str
     count: int
     known: KnownCause | None = None
-    """The cause that the baseline names."""
+    """The cause that the baseline gives for these findings, if it gives one."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of one of the sections."""
+    """A finding on the page: a row of the result that belongs to one of the sections."""
 
     row: Row
     number: int
@@ -132,7 +136,7 @@ class Finding:
 
     @property
     def open(self) -> bool:
-        """Whether the page shows its details at first: only for the first finding, if it counts."""
+        """Whether the details are unfolded at first: only for finding 1, and only if it counts."""
         return self.number == 1 and self.section is _COUNTED
 
     @property
@@ -147,7 +151,7 @@ class Finding:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The operations of each process, with their answers if these are known."""
+        """The operations of each process, with their answers if kvref recorded them."""
         traced = self.row.trace["runs"][:_MOST_RUNS] if self.row.trace is not None else []
         events = self.row.events or [run["operations"] for run in traced]
         # If there are several processes, the law compares them, so no single step breaks it.
@@ -161,7 +165,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class LawLine:
-    """A law and its rows."""
+    """A line in the table of laws: a law with its rows."""
 
     id: str
     level: str
@@ -169,11 +173,11 @@ class LawLine:
     rows: Sequence[Row]
     area: str
     first: bool
-    """Whether it is the first law of its area."""
+    """Whether this is the first law of its area."""
 
     @property
     def examples(self) -> int:
-        """The examples of all subjects. The rows of one subject share their examples, so they count once."""
+        """The examples of all subjects. All rows of a subject share its examples, so only one row counts."""
         subjects: dict[str, int] = {}
         for row in self.rows:
             subjects[row.subject] = max(subjects.get(row.subject, 0), row.examples)
@@ -181,7 +185,7 @@ class LawLine:
 
     @property
     def states(self) -> dict[str, list[str]]:
-        """Subjects and facets, by state."""
+        """The subjects and facets, by state."""
         found: dict[str, list[str]] = {}
         for row in sorted(self.rows, key=lambda row: list(Status).index(row.status)):
             name = f"{row.subject}: {row.facet}" if row.facet else row.subject
@@ -191,20 +195,23 @@ class LawLine:
 
 @dataclass(frozen=True)
 class VersionsLine:
-    """A law and its state in each report. `statuses` are its states in the first report."""
+    """A line in the table of laws by version: a law, and its state in each report.
+
+    `statuses` are the states of its rows in the first report.
+    """
 
     law: str
     level: str
     area: str
     first: bool
-    """Whether it is the first law of its area."""
+    """Whether this is the first law of its area."""
     cells: Sequence[Cell | None]
     statuses: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a list that fit, and how many more there are."""
+    """The lines of a list that fit, and the number of those that do not."""
 
     shown: Sequence[str]
     more: int
@@ -212,17 +219,17 @@ class Lines:
 
 @dataclass(frozen=True)
 class Share:
-    """The rows in one state: one part of the bar for an area."""
+    """One part of the bar for an area: the rows in one state."""
 
     state: str
     count: int
     start: int
-    """The number of rows in earlier states."""
+    """Where the part begins: the number of rows in the states before this one."""
 
 
 @dataclass(frozen=True)
 class Area:
-    """An area in the overview."""
+    """An area in the overview at the top of the page."""
 
     name: Name
     rows: int
@@ -230,7 +237,7 @@ class Area:
 
     @property
     def fragment(self) -> str:
-        """The fragment of a link that chooses the area."""
+        """The part of a link after `#` that limits the page to this area."""
         return f"area={quote(shown(self.name, _LONGEST_NAME), safe='')}"
 
 
@@ -246,11 +253,12 @@ class File:
 
 
 def page(result: Result, reports: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """The whole page.
+    """The whole page, encoded.
 
     Args:
         result: the result to show.
-        reports: the report of the result, then those of other versions, for the table of laws by version.
+        reports: first the report of this result, then those of other versions. They make the table of laws by
+            version.
     """
     templates = _templates()
 
@@ -345,7 +353,7 @@ def _cause(law: str, facet: str, reason: str, rows: Sequence[Row]) -> Cause:
 
 
 def _areas(result: Result) -> list[Area]:
-    """The areas, each with its rows counted by state, the worst state first."""
+    """The areas. In each, the rows are counted by state, with the worst state first."""
     areas: dict[str, list[Row]] = {}
     for row in result.rows:
         areas.setdefault(_area(row.law), []).append(row)
@@ -371,7 +379,7 @@ def _laws(result: Result) -> Iterator[LawLine]:
 
 
 def _beside(result: Result, reports: Sequence[Mapping[str, Any]]) -> Iterator[VersionsLine]:
-    """Yield each law of the result with its state in each report. Yields nothing for a single report."""
+    """Yield each law of the result with its state in each report. For a single report, yield nothing."""
     if len(reports) < 2:
         return
     found: list[dict[str, list[Any]]] = [{} for _ in reports]
@@ -396,11 +404,11 @@ def _area(law: str) -> str:
 def _fitting(
     items: Iterable[T], room: int, forms: Sequence[Callable[[T], Markup]]
 ) -> tuple[list[Markup], int]:
-    """Show each item in the first of its `forms` that fits. Forms are listed from long to short.
+    """Show as many items as fit into `room` bytes. Returns their texts, and the number of the others.
 
-    A quarter of the room is kept for the shortest form. No item takes more than an eighth of the room. Once a
-    form does not fit into the remaining room, it is not tried again. Returns the texts, and the number of
-    items that are left out.
+    `forms` are ways to show an item, from long to short. An item gets the first form that fits. If a form
+    does not fit into the room that is left, later items do not try it again. A quarter of the room is kept
+    for the shortest form. No item takes more than an eighth of the room.
     """
     fitting: list[Markup] = []
     reserve, most = room // 4, room // 8
@@ -423,7 +431,7 @@ def _fitting(
 
 
 def _about(result: Result) -> dict[str, Name]:
-    """The settings and versions of the run, by name."""
+    """By name, the settings of the run and the versions that it used."""
     facts = {
         "plugin": result.target.get("plugin") or "",
         "depth": result.depth,
@@ -443,7 +451,7 @@ def _capabilities(result: Result) -> Iterator[str]:
 
 
 def _lines(lines: Iterable[str]) -> Lines:
-    """The lines that fit, and how many more there are."""
+    """The lines that fit, and the number of those that do not."""
     kept: list[str] = []
     room = _ROOM_FOR_LINES
     more = 0
@@ -480,12 +488,12 @@ def _coverage(result: Result, reached: Reached) -> dict[str, Any]:
 
 
 def shown(text: str, limit: int) -> str:
-    """The text with escapes for what cannot be shown. Escapes count towards the limit."""
+    """The text with escapes for what cannot be shown, cut to `limit` characters. Escapes count, too."""
     return visible(visible(text, limit), limit)
 
 
 def _finalize(value: Any) -> Any:
-    """The text that a template shows for a value. The template escapes it afterwards."""
+    """The text that a template shows for a value. After this, the template escapes it for HTML."""
     match value:
         case Markup() | int():
             return value
@@ -525,5 +533,8 @@ def _own(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """The digest of a style or script. The page's security policy allows only these digests."""
+    """The digest of a style or a script.
+
+    The page's security policy lists these digests, so that the browser runs nothing else.
+    """
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,4 +1,7 @@
-"""Draw growth curves into one file: seconds by size, one figure for each benchmark with sizes."""
+"""Draw growth curves, seconds by size, into one file.
+
+The file has one figure for each benchmark that ran at several sizes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ SUFFIXES = (".svg", ".png", ".pdf")
 _STYLES = ("-", "--")
 
 _WIDTH, _HEIGHT = 12, 5
-"""Size of a figure in inches, with its legend."""
+"""The size of a figure in inches, with its legend."""
 
 
 _NOTHING = (
@@ -39,7 +42,7 @@ def check(path: Path, cases: Sequence[Case]) -> None:
 
 
 def plot(timed: Sequence[Timed], path: Path) -> None:
-    """Draw the curves. Raises `CannotPlot` if nothing was timed at several sizes."""
+    """Draw the curves into the file. Raises `CannotPlot` if nothing was timed at several sizes."""
     from matplotlib.figure import Figure
 
     groups = [[*cases] for _, cases in groupby(timed, key=lambda each: each.case.benchmark.name)]

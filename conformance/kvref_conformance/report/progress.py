@@ -1,4 +1,4 @@
-"""Show what a run is doing: live on a terminal, else by a plain line on stderr now and then."""
+"""Show what a run is doing: live on a terminal, otherwise with a line on stderr now and then."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LONGEST_NAME = 60
 
 
 def is_live(console: Console) -> bool:
-    """Whether lines may be redrawn: not in a pipe, with TERM=dumb, or with NO_COLOR."""
+    """Whether lines can be redrawn. They cannot in a pipe, with TERM=dumb, or with NO_COLOR."""
     return console.is_terminal and not console.is_dumb_terminal and not console.no_color
 
 
 @contextmanager
 def progress(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """Show progress while the block runs: live on a terminal, else a plain line now and then."""
+    """Show progress while the `with` statement runs: live on a terminal, otherwise with lines."""
     if is_live(console):
         columns = (
             live.SpinnerColumn("line"),
@@ -39,7 +39,7 @@ def progress(console: Console, clock: Callable[[], float] = time.monotonic) -> I
 
 
 class _Live:
-    """Shows one line for the phase, and one for each unit that runs."""
+    """Shows one line for the phase, and one for each unit that is running."""
 
     def __init__(self, display: live.Progress, encoding: str) -> None:
         self._display = display
@@ -70,7 +70,7 @@ class _Live:
 
 
 class _Plain:
-    """Prints a line for each phase, and every half minute a line with the units done and running."""
+    """Prints a line for each phase, and every half minute the number of units done and those running."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -109,5 +109,5 @@ class _Plain:
 
 
 def _share(done: int, units: int) -> str:
-    """How many units are done, and how many there are in all if that is known."""
+    """How many units are done, and of how many if this is known."""
     return f"{done} of {units} units done" if units else f"{done} units done"

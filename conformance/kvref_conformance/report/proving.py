@@ -21,7 +21,7 @@ _WIDTH = max(map(len, Verdict))
 
 
 def render_proof(proof: Proof, console: Console) -> None:
-    """Print the verdict on a contract. A counterexample comes with the claim and a command that shows it."""
+    """Print the verdict on a contract. For a counterexample, print the claim and a command that shows it."""
     printer = Printer(console)
     contract = proof.contract
     seconds = f"  {proof.seconds:.1f} s"

@@ -1,7 +1,7 @@
 """Print a result, or the laws, on a terminal.
 
-Text that comes from a target must go through `Printer`. It shows markup as text. It escapes control codes
-and characters that the terminal's encoding lacks.
+All text that comes from a target must go through `Printer`. `Printer` shows markup as plain text. It escapes
+control codes, and characters that the terminal's encoding lacks.
 """
 
 from __future__ import annotations
@@ -61,29 +61,32 @@ _COLUMNS = {
     "open": (Status.UNCONFIRMED, Status.INCOMPLETE),
     "n.a.": (Status.NOT_APPLICABLE,),
 }
-"""Columns that count rows (by area) or subjects (by law)."""
+"""The columns of two tables, with the states that each column counts. The table by area counts rows, the
+table by law counts subjects."""
 
 _NOT_JUDGED = (Status.NOT_APPLICABLE, Status.DECLARED_GAP)
 
 _MOST_FINDINGS = 10
 _MOST_OF_A_LAW = 3
-"""How many findings get a paragraph, in all and of one law. Without `verbose` the others get a line."""
+"""Without `verbose`, at most `_MOST_FINDINGS` findings get a paragraph, and at most `_MOST_OF_A_LAW` of one
+law. Each of the others gets one line."""
 _MOST_OPERATIONS = 8
-"""Without `verbose`, this many operations of a trace are shown: the last ones, where the law breaks."""
+"""Without `verbose`, only this many operations of a trace are shown: the last ones, where the law breaks."""
 _FEW_OPERATIONS = 4
-"""If only this many operations would be left out, they are shown, too."""
+"""If at most this many operations would be left out, all are shown."""
 _MOST_NOTES = 5
 _MOST_CAUSES = 3
-"""Without `verbose`, this many known causes are shown with their titles, the others only by name."""
+"""Without `verbose`, this many known causes are shown with their titles. The others are only named."""
 
 _MOST_FILES = 20
 _MOST_PLACES = 12
-"""At most this many files with unreached lines, and places in each file, are shown."""
+"""At most `_MOST_FILES` files with unreached lines are shown, and at most `_MOST_PLACES` places in each
+file."""
 
 _MOST_LAWS = 3
-"""At most this many laws of one subject, or rows of one law, are named if they share a reason."""
+"""If laws of one subject, or rows of one law, share a reason, at most this many of them are named."""
 _MOST_LAWS_BY_NAME = 12
-"""At most this many laws are named if they share a reason. More are counted by area."""
+"""If laws share a reason, at most this many are named. If there are more, they are counted by area."""
 
 _HANG = 4
 _LABEL = 10
@@ -103,19 +106,22 @@ class Invocation:
     target: Sequence[str] = ()
     """The target and the options that say how to load it."""
     options: Sequence[tuple[str, ...]] = ()
-    """The options that say what to run: each with its value, if it has one."""
+    """The options that say what to run, each with its value if it has one."""
 
     def command(self, name: str, *arguments: str) -> str:
-        """A command line: another command for the same target."""
+        """The command line that runs the command `name` for the same target."""
         return shlex.join(["kvref", name, *arguments, *self.target])
 
     def causes(self) -> str:
-        """The command line that lists the known causes of the same target and baseline."""
+        """The command line that lists the known causes for the same target and baseline."""
         baseline = [word for option in self.options if option[0] == "--baseline" for word in option]
         return self.command("causes", *baseline)
 
     def again(self, name: str, *options: str, without: Sequence[str] = ()) -> str:
-        """A command line with the same target and options, without those in `without`, plus `options`."""
+        """The command line that runs the command `name` for the same target, with the same options.
+
+        Options in `without` are left out. `options` are added.
+        """
         kept = [word for option in self.options if option[0] not in without for word in option]
         return shlex.join(["kvref", name, *self.target, *kept, *options])
 
@@ -147,9 +153,9 @@ def render(
     """Print the result: what is broken first, the verdict and the next command last.
 
     Args:
-        result: what is printed.
+        result: what to print.
         console: where to print.
-        directory: the folder of the report, if one was written. Findings then name their programs.
+        directory: the folder of the report, if one was written. Then the paths of programs are printed, too.
         verbose: print every law, every accepted finding and every operation, instead of a line for each area.
         invocation: what the user typed.
     """
@@ -174,7 +180,7 @@ def render(
 
 
 def render_laws(laws: Sequence[Law], console: Console, verbose: bool = False) -> None:
-    """Print each law's id, level and statement; with `verbose` also the reason and the sources."""
+    """Print each law's id, level and statement. With `verbose`, also print the reason and the sources."""
     printer = Printer(console)
     for law in laws:
         printer.line(law.id, style="bold", after=f"  {law.level}")
@@ -190,19 +196,22 @@ def render_laws(laws: Sequence[Law], console: Console, verbose: bool = False) ->
 
 
 class Printer:
-    """Prints data on a console, safely."""
+    """Prints text on a console, with escapes for all that could disturb the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def text(self, data: str, limit: int = _LONGEST_LINE, style: str = "") -> Text:
-        """The data as safe text for the console, cut to `limit` characters."""
+        """The text as the console can show it, cut to `limit` characters."""
         return Text(visible(data, limit, self._console.encoding), style=style, overflow="fold")
 
     def line(
         self, data: str, style: str = "", after: str = "", indent: int = 0, label: str = "", hang: int = _HANG
     ) -> None:
-        """Print one item: `label`, `data` in the style, `after`. It continues on indented lines."""
+        """Print one item: first `label`, then `data` in the style, then `after`.
+
+        A long item continues on indented lines.
+        """
         text = Text.assemble(self.text(data, style=style), self.text(after), overflow="fold")
         indent += len(label)
         lines = text.wrap(self._console, max(20, self._console.width - indent - hang))
@@ -212,11 +221,14 @@ class Printer:
             self._console.print(Text.assemble(margin, line), soft_wrap=True)
 
     def labelled(self, label: str, data: str, width: int = _LABEL, indent: int = 2) -> None:
-        """Print an item after a label. It continues below the beginning of the item."""
+        """Print an item after a label.
+
+        If the item is long, its other lines begin below the first one, not below the label.
+        """
         self.line(data, indent=indent, label=f"{label:{width}}", hang=0)
 
     def whole(self, data: str) -> None:
-        """Print a line without breaking it, so that it can be copied."""
+        """Print one line without breaking it, so that the user can copy it."""
         self._console.print(self.text(data, limit=5_000), soft_wrap=True)
 
     def next(self, command: str) -> None:
@@ -236,7 +248,7 @@ class Printer:
 
 
 def by_reason(rows: Iterable[Row]) -> list[str]:
-    """A line for each reason why something was not run, with the laws.
+    """A line for each reason why laws were not run. The line names these laws.
 
     A law is named once, with its subject, or with the number of its subjects if there are several.
     """
@@ -244,7 +256,10 @@ def by_reason(rows: Iterable[Row]) -> list[str]:
 
 
 def laws_by_reason(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
-    """Yield laws that were not judged, with the reason. Many laws with one reason are only counted."""
+    """Yield laws that were not judged, and the reason.
+
+    If many laws share a reason, they are not named but counted.
+    """
     for reason, group in _grouped(rows, _reason).items():
         subjects = [*dict.fromkeys(visible(row.subject, _LONGEST_NAME) for row in group)]
         names = _names(group)
@@ -258,7 +273,7 @@ def laws_by_reason(rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
 
 
 def counts_by_area(laws: Iterable[str]) -> str:
-    """The number of laws in each area: `registry 3, spec 12`."""
+    """The number of laws in each area, as `registry 3, spec 12`."""
     counts = Counter(law.partition(".")[0] for law in dict.fromkeys(laws))
     return ", ".join(f"{visible(area, _LONGEST_NAME)} {count}" for area, count in counts.items())
 
@@ -303,14 +318,14 @@ def _names(rows: Iterable[Row]) -> list[str]:
 
 
 def number(count: int, noun: str) -> str:
-    """The count with its noun: `1 row`, `2 rows`."""
+    """The count with its noun, as `1 row` or `2 rows`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _broken(
     result: Result, printer: Printer, directory: Path | None, invocation: Invocation, verbose: bool
 ) -> None:
-    """Print a paragraph for each finding. Findings that count for the verdict come first."""
+    """Print a paragraph for each finding. Those that count for the verdict come first."""
     counted = {id(row) for row in result.failing}
     rows = sorted(_with(result, Status.BROKEN), key=lambda row: id(row) not in counted)
     first = [row for of_law in _grouped(rows, _law).values() for row in of_law[:_MOST_OF_A_LAW]]
@@ -356,9 +371,9 @@ def _open(result: Result, printer: Printer) -> None:
 
 
 def _accepted(result: Result, printer: Printer, status: Status) -> None:
-    """Print the rows in one accepted state, by reason. They do not count for the verdict.
+    """Print the rows in an accepted state (known or inherited), by reason.
 
-    Rows with a known cause are left out.
+    They do not count for the verdict. Rows with a known cause are left out.
     """
     rows = [row for row in _with(result, status) if row.cause is None]
     for reason, group in _grouped(rows, lambda row: row.message).items():
@@ -369,7 +384,7 @@ def _accepted(result: Result, printer: Printer, status: Status) -> None:
 
 
 def _titles(rows: Sequence[Row]) -> str:
-    """The laws of the rows, with subjects and facets where a law has few rows."""
+    """The laws of the rows. If a law has only few rows, its subjects and facets are named, too."""
     names: list[str] = []
     for law, each in _grouped(rows, _law).items():
         names += map(_title, each) if len(each) <= _MOST_LAWS else [f"{law} ({len(each)} rows)"]
@@ -377,7 +392,7 @@ def _titles(rows: Sequence[Row]) -> str:
 
 
 def _causes(result: Result, printer: Printer, invocation: Invocation) -> None:
-    """Print the known causes: the worst with their titles, the others by name."""
+    """Print the known causes: the worst ones with their titles, the others only by name."""
     causes = result.causes
     if not causes:
         return
@@ -392,7 +407,6 @@ def _causes(result: Result, printer: Printer, invocation: Invocation) -> None:
 
 
 def _cause(cause: Cause, rows: int, printer: Printer) -> None:
-    """Print a known cause with the number of its rows."""
     after = f"  {cause.id} ({rows}): {cause.title}"
     printer.line(cause.severity, style=SEVERITY_STYLES[cause.severity], after=after)
 
@@ -410,7 +424,7 @@ def _causes_in_full(result: Result, printer: Printer) -> None:
 
 
 def _by_area(result: Result, printer: Printer, invocation: Invocation) -> None:
-    """Print a table with a line for each area. Columns of zeros are left out."""
+    """Print a table with a line for each area. Columns that have only zeros are left out."""
     areas = _grouped(result.rows, _area)
     if not areas:
         return
@@ -458,7 +472,7 @@ def _area_table(areas: Mapping[str, Sequence[Row]], printer: Printer, with_subje
 
 
 def _examples(rows: Sequence[Row]) -> int:
-    """The sum, over laws and subjects, of the examples that gave the law something to judge."""
+    """The examples that gave a law something to judge, added up over laws and subjects."""
     return int(sum(_once_a_subject(each, lambda row: row.examples) for each in _grouped(rows, _law).values()))
 
 
@@ -475,9 +489,9 @@ def _seconds(rows: Sequence[Row]) -> float:
 
 
 def _by_law(result: Result, printer: Printer) -> None:
-    """Print a table with a line for each law.
+    """Print a table with a line for each law. Columns that have only zeros are left out.
 
-    Columns of zeros are left out. Rates are left out if names of laws would have to be broken.
+    The rates (operations per second) are left out if the table would be too wide for the console.
     """
     laws = _grouped(result.rows, _law)
     if not laws:
@@ -514,7 +528,7 @@ def _law_table(
 
 
 def _subjects_by_column(rows: list[Row]) -> dict[str, int]:
-    """How many subjects of a law each column has. A subject counts once, by its worst row."""
+    """How many subjects of a law are in each column. A subject counts once, by its worst row."""
     severity = list(Status)  # declared worst first
     subjects = _grouped(rows, _subject).values()
     worst = [min((row.status for row in rows), key=severity.index) for rows in subjects]
@@ -522,18 +536,18 @@ def _subjects_by_column(rows: list[Row]) -> dict[str, int]:
 
 
 def _once_a_subject(rows: list[Row], number: Callable[[Row], float]) -> float:
-    """The sum of a number over subjects. All rows of a subject share the number, so it counts once."""
+    """Add up a number over subjects. All rows of a subject have the same number, so one row is enough."""
     return sum(max(map(number, rows)) for rows in _grouped(rows, _subject).values())
 
 
 def _rate(rows: list[Row]) -> str:
-    """Operations a second, for one unit of work at a time."""
+    """Operations per second of one process, without those of driven examples."""
     seconds = _once_a_subject(rows, lambda row: row.exploring_seconds)
     return f"{_once_a_subject(rows, lambda row: row.steps) / seconds:.0f}" if seconds else "-"
 
 
 def _driven_rate(rows: list[Row]) -> str:
-    """Operations a second in driven examples, for one unit of work at a time."""
+    """Operations per second of one process in driven examples."""
     seconds = _once_a_subject(rows, lambda row: row.driven_seconds)
     return f"{_once_a_subject(rows, lambda row: row.driven_steps) / seconds:.0f}" if seconds else "-"
 
@@ -561,7 +575,6 @@ def _notes(result: Result, printer: Printer, verbose: bool) -> None:
 
 
 def _undrawn(result: Result, printer: Printer) -> None:
-    """Print which inputs no example had."""
     if result.undrawn is None:
         return
     printer.line("inputs that were never drawn", style="bold")
@@ -573,7 +586,7 @@ def _undrawn(result: Result, printer: Printer) -> None:
 
 
 def _coverage(result: Result, printer: Printer, directory: Path | None) -> None:
-    """Print the unreached lines of each file, then how many lines each area of laws reached."""
+    """Print the unreached lines of each file, then the number of lines that each area of laws reached."""
     reached = result.coverage
     if reached is None:
         return
@@ -630,7 +643,7 @@ def _end(result: Result, printer: Printer, directory: Path | None, invocation: I
 
 
 def _known(result: Result) -> str:
-    """The end of a verdict that no finding spoils: how many known causes the target has."""
+    """The words after a conformant verdict: how many known causes the target has. Otherwise ""."""
     causes = len(result.causes)
     passed = result.verdict in (Verdict.CONFORMANT, Verdict.CONFORMANT_WITH_GAPS)
     release = f"{result.target['name']} {result.target['version']}"
@@ -638,7 +651,7 @@ def _known(result: Result) -> str:
 
 
 def _next(result: Result, directory: Path | None, invocation: Invocation) -> str:
-    """The command to type next, which depends on the result."""
+    """The command that the report suggests next. It depends on the result."""
     broken = [row for row in result.failing if row.status is Status.BROKEN] or _with(result, Status.BROKEN)
     unconfirmed = _with(result, Status.UNCONFIRMED)
     if found := broken or unconfirmed:

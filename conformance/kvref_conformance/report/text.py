@@ -1,10 +1,10 @@
-"""Make any string safe to show: names and messages come from the target, and may contain anything."""
+"""Make any string safe to show. Names and messages come from the target, and may contain anything."""
 
 from __future__ import annotations
 
 
 def visible(text: str, limit: int = 10_000, encoding: str = "utf-8") -> str:
-    """The text on one line, with escapes for what does not print (control codes, bidi marks, ...).
+    """The text on one line, with escapes for characters that do not print (control codes, bidi marks, ...).
 
     The result is legal in XML and fits the encoding. A long text is cut to `limit` characters.
     """
@@ -15,7 +15,7 @@ def visible(text: str, limit: int = 10_000, encoding: str = "utf-8") -> str:
 
 
 def visible_lines(text: str, limit: int = 10_000) -> str:
-    """Like `visible`, but line breaks stay line breaks."""
+    """Like `visible`, but line breaks are kept."""
     return "\n".join(visible(line, limit) for line in text[:limit].splitlines())
 
 

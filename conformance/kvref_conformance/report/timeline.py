@@ -1,6 +1,8 @@
-"""The story of a run: its operations as steps, the block tables after each, and a chart of blocks by step.
+"""Prepare one run of a trace for the page: numbered steps, the block tables after each, and a chart.
 
-A target may answer anything. The chart uses only answers with the form that docs/targets.md describes.
+A run is what one process performed. Here, a *step* is one of its operations, not a step of the scheduler. The
+chart shows the state of each block at each step. A target may answer anything, so the chart uses only answers
+that have the form that docs/targets.md describes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _MOST_BLOCKS = 48
 _MOST_LOOKED_AT = 2_000
 _MOST_BARS = 600
 _MOST_ENTRIES = 600
-"""At most this many entries of block tables are shown for a run."""
+"""At most this many entries of block tables are shown in a run."""
 _MOST_CELLS = 32
 """At most this many entries of one block table are shown."""
 _MOST_TABLES = 16
@@ -32,26 +34,30 @@ COLOURS = 8
 
 COLUMN = 44
 _LEFT, _TOP, _ROW = 44, 24, 22
-"""Pixels: the width and height of a cell, and the margins for the numbers of blocks and steps."""
+"""Sizes in pixels. A cell is `COLUMN` wide and `_ROW` high. The margins for the numbers of blocks and steps
+are `_LEFT` and `_TOP`."""
 _LETTERS = 5
-"""Letters that fit into a cell."""
+"""The number of letters that fit into a cell."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of a pool or cache, as a probe read it."""
+    """The state of a pool or a cache, as a probe returned it.
+
+    A probe is an operation that only reads the state.
+    """
 
     free: frozenset[int]
     refs: Sequence[int]
     keyed: frozenset[int]
     tables: Mapping[str, Sequence[Sequence[int]]]
-    """The blocks of each group, by request."""
+    """By request, the blocks in each group."""
     of_pool: bool
-    """Whether it is the state of a pool, which has no block tables."""
+    """Whether this is the state of a pool. A pool has no block tables."""
 
     @cached_property
     def holders(self) -> dict[int, list[str]]:
-        """By block, the requests that have it in a block table."""
+        """By block, the requests that have the block in a block table."""
         found: dict[int, list[str]] = {}
         for name, table in self.tables.items():
             for block in {block for group in table for block in group}:
@@ -69,7 +75,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """The block table of a request, by group."""
+    """The block tables of a request, one for each group."""
 
     request: str
     colour: str
@@ -79,7 +85,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Step:
-    """An operation with its answer, and the block tables after it where they changed."""
+    """An operation with its answer. If the block tables changed, also the tables after it."""
 
     number: int
     operation: str
@@ -91,7 +97,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Bar:
-    """A block that stays in one state for a number of steps."""
+    """A bar in the chart: a block that stays in one state for some steps."""
 
     x: int
     y: int
@@ -108,41 +114,41 @@ class Chart:
     width: int
     height: int
     blocks: Sequence[tuple[int, str]]
-    """Top edge and number of each block."""
+    """The top edge and the number of each block."""
     columns: Sequence[tuple[int, int]]
-    """Left edge and number of each step."""
+    """The left edge and the number of each step."""
     broken: int | None
-    """Left edge of the step at which the law breaks."""
+    """The left edge of the step at which the law breaks."""
     bars: Sequence[Bar]
     kinds: Sequence[str]
     """The states that the legend explains."""
     requests: Sequence[tuple[str, str]]
-    """Name and colour of each request."""
+    """The name and the colour of each request."""
     left_out: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Run:
-    """The operations of one process."""
+    """What one process performed, as the page shows it."""
 
     flags: str
     steps: Sequence[Step]
     skipped: int
-    """How many earlier operations are left out."""
+    """The number of earlier operations that are left out."""
     without_tables: int
-    """Block tables are left out up to the step with this number."""
+    """The block tables are left out for all steps up to this number."""
     exact: bool
-    """Whether the law names the step at which it breaks. Otherwise the last step is assumed."""
+    """Whether the law names the step at which it breaks. If not, the page marks the last step."""
     chart: Chart | None
 
 
 def run_of(flags: Sequence[str], operations: Sequence[Mapping[str, Any]], expected: str | None = None) -> Run:
-    """The story of one process of a trace.
+    """Prepare one run of a trace.
 
     Args:
-        flags: flags of the interpreter.
-        operations: operations or events (with answers), in order and including probes.
-        expected: the expectation that this run breaks, or None if none is known.
+        flags: the flags of the interpreter.
+        operations: operations, or events (operations with answers), in order and including probes.
+        expected: what the law expected, if this run breaks it; otherwise None.
     """
     performed = [event for event in operations if event.get("op") not in PROBES]
     lines = _lines(performed)
@@ -165,9 +171,9 @@ def run_of(flags: Sequence[str], operations: Sequence[Mapping[str, Any]], expect
 
 
 def _named_step(performed: Sequence[Mapping[str, Any]], expected: str) -> int | None:
-    """The number of the last operation that an expectation names, or None.
+    """The number of the last operation that is like the one named in `expected`. None if there is none.
 
-    Laws name it at the beginning: `after free: ` or `allocate(request=r2, new=1): `.
+    A law names the operation at the beginning: `after free: ` or `allocate(request=r2, new=1): `.
     """
     named = re.match(r"(after )?(?:[a-z]+\.)?([a-z_]+)(\((?:request=([^,)]*))?)?", expected)
     if named is None or not (named[1] or named[3]):
@@ -182,7 +188,7 @@ def _named_step(performed: Sequence[Mapping[str, Any]], expected: str) -> int | 
 
 
 def _with_room(steps: list[Step]) -> tuple[list[Step], int]:
-    """Remove block tables from the first steps, if there are too many.
+    """Remove the block tables of earlier steps if all tables together have too many entries.
 
     Returns the steps, and the number of the last step without tables.
     """
@@ -211,7 +217,10 @@ def _answer(event: Mapping[str, Any]) -> str:
 
 
 def _states(operations: Sequence[Mapping[str, Any]]) -> dict[int, State]:
-    """The state after each operation, by the operation's number, counted from 1. The last probe wins."""
+    """The state after each operation, by the operation's number. Numbers start at 1.
+
+    If several probes follow an operation, the last one counts.
+    """
     states: dict[int, State] = {}
     number = 0
     for event in operations:
@@ -223,7 +232,7 @@ def _states(operations: Sequence[Mapping[str, Any]]) -> dict[int, State]:
 
 
 def read_state(outcome: Any) -> State | None:
-    """The state in the outcome of a probe, or None if it has another form."""
+    """The state in the outcome of a probe. None if the outcome does not have the expected form."""
     match outcome:
         case {"value": {"free": list() as free, "refs": list() as refs, "keys": dict() as keys} as value}:
             tables = value.get("tables", {})
@@ -240,7 +249,7 @@ def read_state(outcome: Any) -> State | None:
 
 
 def _kept(operations: Sequence[Mapping[str, Any]]) -> tuple[int | None, frozenset[int]]:
-    """The null block, and the reserved blocks."""
+    """The number of the null block, and those of the reserved blocks."""
     for event in operations:
         match event:
             case {"op": operation, "outcome": {"value": {"null": null, "reserved": list() as reserved}}} if (
@@ -327,11 +336,11 @@ KINDS = {
     "lost": "neither free nor referenced",
     "clash": "free, but referenced or in a table",
 }
-"""The states of a block, except free and in the table of one request."""
+"""The states of a block, for the legend. Two need no explanation: free, and in the table of one request."""
 
 
 def _kind(state: State, block: int, colours: Mapping[str, str]) -> tuple[str, str]:
-    """The state of a block, and a label for it."""
+    """The state of a block, and a label that the chart shows for it."""
     holders = state.holders.get(block, [])
     references = state.refs[block] if block < len(state.refs) else 0
     if block in state.free and (holders or references):
@@ -350,7 +359,7 @@ def _kind(state: State, block: int, colours: Mapping[str, str]) -> tuple[str, st
 def _bars(
     row: int, block: int, columns: Sequence[tuple[int, State]], colours: Mapping[str, str]
 ) -> Iterator[Bar]:
-    """Yield a bar for each stretch of steps in which the block keeps one state, except if it is free."""
+    """Yield a bar for each stretch of steps in which the block keeps one state. A free block gets no bar."""
     start = 0
     kinds = [_kind(state, block, colours) for _, state in columns]
     for end in range(1, len(kinds) + 1):

@@ -1,4 +1,4 @@
-"""Show which inputs no example had: a line for each operation and kind of gap."""
+"""Show which inputs no example had, with a line for each operation and kind of input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 
 def lines(undrawn: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """What a line is about, and the inputs in it."""
+    """Yield the lines to print. Each has two parts: what the line is about, and the inputs."""
     found: dict[str, list[str]] = {}
     besides: dict[str, dict[str, list[str]]] = {}
     for key in undrawn:
@@ -15,7 +15,7 @@ def lines(undrawn: Iterable[str]) -> Iterator[tuple[str, str]]:
             found.setdefault(group, []).append(what)
         elif " beside " in what:
             name, _, other = what.partition(" beside ")
-            # The other order says the same.
+            # `A beside B` and `B beside A` mean the same, so only one of them is listed.
             if name not in besides.setdefault(group, {}).get(other, ()):
                 besides[group].setdefault(name, []).append(other)
         elif what.endswith((" lowest", " highest")):

@@ -1,4 +1,8 @@
-"""Run a check: plan units, run them, confirm each broken law with a stand-alone program, make the result."""
+"""Run a check: plan units, run them, confirm each broken law with a program, make the result.
+
+A unit is one workload, run for one subject. A row is one line of the result: a law and a subject, with the
+state of the law and, if it broke, the facet.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +38,17 @@ from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
 DEPTHS = {"quick": 100, "standard": 500, "deep": 5000}
-"""Examples of a workload for one subject. The workload's weight multiplies them."""
+"""How many examples Hypothesis draws for a workload and a subject. The workload's weight multiplies the
+number."""
 
 SYMBOLIC_SHARE = 4
-"""If CrossHair makes examples, too, it makes one for every four that Hypothesis makes."""
+"""If CrossHair also makes examples, it makes one for every four that Hypothesis makes."""
 
 DEPTH = "quick"
 """The default depth of a check."""
 
 MAX_DEATHS = 6
-"""At most this many deaths of units are replayed and reduced; the others are only named."""
+"""At most this many deaths of units are replayed and reduced. The report only names the others."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,11 @@ class Options:
     jobs: int = 1
     strict: bool = False
     subjects: tuple[str, ...] = ()
-    """Globs; empty means every subject."""
+    """Globs. Without any, all subjects are checked."""
     symbolic: bool = False
     """Whether CrossHair also makes examples, for workloads that support it."""
     known_programs: bool = False
-    """Whether known causes get programs, too."""
+    """Whether to write a program for each known cause, too."""
     inputs: bool = False
     """Whether to find out which inputs were never drawn."""
 
@@ -72,7 +77,10 @@ class Options:
         return {**laws, **({"subjects": [*self.subjects]} if self.subjects else {})}
 
     def left_out(self, subject: str) -> bool:
-        """Whether the globs exclude this subject. Work without a subject is never excluded."""
+        """Whether the globs exclude this subject.
+
+        Laws without subjects have the subject "", which is never excluded.
+        """
         globs = self.subjects
         return bool(globs and subject) and not any(fnmatchcase(subject, glob) for glob in globs)
 
@@ -84,7 +92,7 @@ class NoSuchSubject(ValueError):
 def flags_needed(laws: Iterable[str], plugin: bool) -> list[str]:
     """The sets of interpreter flags that the laws need. Each set needs a host of its own.
 
-    `plugin` is whether the target has a plugin: some sets are needed only then.
+    `plugin` says whether the target has a plugin. Some sets are needed only then.
     """
     workloads = (WORKLOADS[law.workload] for law in _feeding([LAWS[law] for law in laws]))
     needed = dict.fromkeys(["", *(flags for workload in workloads for flags in workload.flags)])
@@ -92,9 +100,10 @@ def flags_needed(laws: Iterable[str], plugin: bool) -> list[str]:
 
 
 def _feeding(laws: Sequence[Law]) -> list[Law]:
-    """The given laws without `target.answers`, which has no workload of its own: all workloads feed it.
+    """The laws whose workloads must run so that the given laws can be judged.
 
-    If `target.answers` is the only one, returns all other laws.
+    `target.answers` has no workload of its own: it judges the examples of all workloads. So the result never
+    contains `target.answers`. If it is the only given law, the result is all other laws.
     """
     return [law for law in (LAWS.values() if laws == [ANSWERS] else laws) if law is not ANSWERS]
 
@@ -122,7 +131,6 @@ class Checker:
         self._started = time.monotonic()
 
     def run(self, baseline: Baseline) -> Result:
-        """Run the selected laws and return the result."""
         self._started = started = time.monotonic()
         description = self._description
         plugin = description["plugin"]
@@ -180,7 +188,7 @@ class Checker:
         return result
 
     def setup(self, baseline: Baseline) -> Result:
-        """A result without rows: what is checked, and how."""
+        """A result that has no rows yet. It says what is checked, and how."""
         description, options = self._description, self._options
         plugin = description["plugin"]
         return Result(
@@ -204,11 +212,14 @@ class Checker:
         return bool(self.plan()[0])
 
     def left_out(self) -> list[Row]:
-        """Rows for the subjects that the selected laws do not run on."""
+        """A row for each law and subject that the check does not run, with the reason."""
         return self.plan()[1]
 
     def replay_known(self, baseline: Baseline) -> tuple[list[Known], list[str]]:
-        """The known findings that still show, and a note for each that does not."""
+        """Replay the findings of the baseline.
+
+        Returns those that still show, and a note for each of the others.
+        """
         known, notes = [], []
         self._watcher.phase("replaying known findings")
         for entry in baseline.known:
@@ -243,7 +254,11 @@ class Checker:
             )
 
     def plan(self) -> tuple[list[Unit], list[Row]]:
-        """The units to run, and rows for the subjects that are not judged, in the order of the laws."""
+        """Plan the check.
+
+        Returns the units to run, and rows for the laws and subjects that are not judged, both in the order of
+        the laws.
+        """
         rows: list[Row] = []
         units: dict[tuple[str, str], Unit] = {}
         for law in _feeding(self._laws):
@@ -274,7 +289,10 @@ class Checker:
 
     @property
     def _left_to_stock(self) -> set[str]:
-        """The stock classes, if there is a plugin. A check of a plugin judges only the plugin's classes."""
+        """The names of the stock classes if the target has a plugin; otherwise an empty set.
+
+        Stock classes exist without the plugin, too. A check of a plugin judges only the plugin's own classes.
+        """
         if self._description["plugin"] is None:
             return set()
         return {info["name"] for info in self._description["classes"] if info.get("origin") != "plugin"}
@@ -338,7 +356,10 @@ class Checker:
         )
 
     def _unit_rows(self, unit: Unit, known: list[Known]) -> list[Row]:
-        """Rows of the unit's laws: one for each new or known facet, or a single row if there is none."""
+        """The rows for each of the unit's laws: one for each facet that broke, new or known.
+
+        If nothing broke, a law has a single row.
+        """
         rows = []
         for law in unit.laws:
             nothing: dict[str, Any] = {"examples": 0, "substantial": 0, "broken": [], "unreduced": []}
@@ -368,7 +389,10 @@ class Checker:
         return rows
 
     def _stale_rows(self, law: Law, subject: str, facets: list[str], examples: int) -> list[Row]:
-        """Rows for the profile's known failures that did not occur. `facets` are the facets that broke."""
+        """Rows for the profile's known failures that did not occur.
+
+        `facets` are the facets in which the law broke.
+        """
         rows = []
         for entry in self._profile.known_for(law.id, subject):
             if not (facets if entry.facet is None else entry.facet in facets):
@@ -381,13 +405,16 @@ class Checker:
         return rows
 
     def _accept(self, rows: list[Row]) -> None:
-        """Mark as known what the profile lists."""
+        """Change broken rows to known ones if the profile lists them."""
         for row in rows:
             if row.status is Status.BROKEN and (failure := self._profile.failure(row)):
                 row.status, row.message = Status.KNOWN, failure.message
 
     def _answers_rows(self, units: list[Unit], known: list[Known]) -> list[Row]:
-        """Rows of `target.answers`: one that holds, or one for each distinct way in which the target died."""
+        """The rows of `target.answers`: one for each different way in which the target died.
+
+        If the target never died, there is a single row.
+        """
         if not units:
             return [
                 new_row(ANSWERS, ALL_OPERATIONS, Status.NOT_APPLICABLE, "the target has no operation to call")
@@ -426,14 +453,14 @@ class Checker:
         return self.confirmer.death_row(unit, min(MAX_SECONDS, left))
 
     def _confirm(self, rows: list[Row]) -> None:
-        """Run each broken row's program. If the program does not fail, the row becomes unconfirmed."""
+        """Run the program of each broken row. A row becomes unconfirmed if its program shows no break."""
         if rows:
             self._watcher.phase(f"confirming {len(rows)} broken laws, each with a program of its own")
         in_parallel(self.confirmer.confirm, rows, self._options.jobs)
 
 
 def _count(row: Row, units: list[Unit]) -> None:
-    """Store in the row how many operations the units' examples had, and how long they took."""
+    """Add up the operations in these units' examples, and the time that they took. Store both in the row."""
     findings = [unit.findings for unit in units if unit.findings]
     row.steps = sum(each["steps"] for each in findings)
     row.exploring_seconds = round(sum(each["seconds"] for each in findings), 3)
@@ -442,7 +469,7 @@ def _count(row: Row, units: list[Unit]) -> None:
 
 
 def _diverse(deaths: list[Unit]) -> list[Unit]:
-    """The deaths, reordered: first one for each operation and kind of death, then the repetitions."""
+    """The deaths, reordered: first one for each pair of operation and kind of death, then the repetitions."""
     first: dict[tuple[str, str], Unit] = {}
     for unit in deaths:
         first.setdefault((death_facet(unit).partition(" ")[0], unit.death), unit)
@@ -450,7 +477,7 @@ def _diverse(deaths: list[Unit]) -> list[Unit]:
 
 
 def _distinct(rows: Iterable[Row]) -> list[Row]:
-    """The rows, without those that repeat an earlier row's trace."""
+    """The rows, without those that have the same trace as an earlier row."""
     seen: list[object] = []
     kept = []
     for row in rows:

@@ -1,4 +1,9 @@
-"""Turn a failure into a finding: replay it, reduce it if the target died, run its stand-alone program."""
+"""Turn a failure into a finding: replay it, and run its stand-alone program.
+
+If the target died, the trace is reduced here. All other failures are already reduced by the unit that found
+them. A *row* is one line of a result: a law and a subject, with the state of the law and, if it broke, the
+facet.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
 REDUCING_TIMEOUT = 5.0
-"""Seconds an operation may take while a trace that hangs is reduced."""
+"""Seconds that one operation may take while the trace of a dead or hanging process is reduced."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -64,7 +69,10 @@ class Confirmer:
         self._starting = threading.Lock()
 
     def judge(self, law: Law, trace: Trace) -> LawBroken | None:
-        """Run a trace in fresh processes. Returns how it breaks the law, or None. Raises `NotJudged`."""
+        """Perform a trace in fresh processes. Returns how the trace breaks the law, or None if the law holds.
+
+        Raises `NotJudged` if the trace cannot be performed, or if the law cannot judge the answers.
+        """
         runs = execute(trace, self._running.addresses, self._worker.timeout)
         try:
             law.check(runs)
@@ -87,7 +95,11 @@ class Confirmer:
         }
 
     def broken_row(self, law: Law, subject: str, found: dict[str, Any]) -> Row:
-        """A broken row for a failure that a unit found; an unconfirmed row if the unit has no trace of it."""
+        """A row for a failure that a unit found.
+
+        The row is broken. If the unit could not break the law a second time, the row has no trace and is
+        unconfirmed.
+        """
         row = new_row(law, subject, Status.BROKEN)
         row.facet = found["facet"]
         if "trace" not in found:
@@ -100,9 +112,10 @@ class Confirmer:
         return row
 
     def death_row(self, unit: Unit, seconds: float = MAX_SECONDS) -> Row:
-        """A row for the death of a unit: broken if a replay shows the death again, else incomplete.
+        """Replay the operations that led to the death of a unit, and return a row for it.
 
-        The trace of a broken row is reduced for at most `seconds`.
+        If the process dies again, the row is broken, and its trace is reduced for at most `seconds`.
+        Otherwise the row is incomplete.
         """
         row = new_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE)
         row.facet = death_facet(unit)
@@ -125,9 +138,10 @@ class Confirmer:
         return row
 
     def _reduced_death(self, trace: Trace, seconds: float) -> tuple[Trace, LawBroken | None]:
-        """The smallest trace found that ends the process at the same operation, and how it breaks the law.
+        """Reduce the trace of a death. Returns the smallest trace found, and how it breaks the law.
 
-        If a replay does not show the death, returns the trace unchanged, and None.
+        In every smaller trace, the process still dies in the same operation. If the process does not die at
+        all in a replay, this returns the trace as it is, and None.
         """
         broken = self.judge(ANSWERS, trace)
         if broken is None:
@@ -149,12 +163,15 @@ class Confirmer:
         return trace, broken
 
     def confirm(self, row: Row) -> None:
-        """Run a broken row's program. Unless the program exits with 1, the row becomes unconfirmed."""
+        """Write and run a broken row's program. The row becomes unconfirmed unless the exit code is 1."""
         if row.trace is not None and (problem := self.write_program(row) or self.run_program(row)):
             row.status, row.message = Status.UNCONFIRMED, f"{row.message}; {problem}"
 
     def write_program(self, row: Row) -> str:
-        """Give a row the program of its trace. Returns "", or why there is none."""
+        """Write the program of a row's trace, and keep it in the row.
+
+        Returns "", or why no program can be written.
+        """
         try:
             with self._parsing:
                 row.program = self._program(row, row.trace or {})
@@ -183,10 +200,10 @@ class Confirmer:
         return row
 
     def write_known_programs(self, rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
-        """Give one row of each known cause its program: the row with the smallest trace.
+        """Write one program for each known cause, from the smallest trace among the cause's rows.
 
-        Rows without a cause count as one cause if they have the same reason. Returns the rows with these
-        programs, and a note for each cause without one.
+        Rows that have no cause but the same reason are treated as one cause. Returns the rows that got a
+        program, and a note for each cause whose program cannot be written.
         """
         groups: dict[str, list[Row]] = {}
         for row in rows:
@@ -202,7 +219,10 @@ class Confirmer:
         return [row for row in chosen if row.program is not None], notes
 
     def observe(self, row: Row) -> None:
-        """Run a broken row's trace once more to record the answers: a trace holds only operations."""
+        """Perform a broken row's trace once more, and keep the operations with their answers in the row.
+
+        A trace has no answers, and the report shows them.
+        """
         if row.trace is None:
             return
         runs: Runs = []
@@ -215,7 +235,11 @@ class Confirmer:
             return
 
     def inherit(self, row: Row) -> None:
-        """Mark a broken row as inherited if the plugin's stock ancestor classes break the law, too."""
+        """Mark a broken row as inherited if the law breaks without the plugin, too.
+
+        To find out, this performs the trace again with each class of the plugin replaced by its nearest stock
+        ancestor. Stock classes exist without the plugin.
+        """
         # A law about the plugin cannot be judged without the plugin.
         workload = WORKLOADS.get(LAWS[row.law].workload)
         about_plugin = workload is not None and "drift" in workload.parts

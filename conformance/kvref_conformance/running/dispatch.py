@@ -1,4 +1,8 @@
-"""Run units in children of a host: start each, listen to it, notice when it dies or hangs."""
+"""Run units in child processes: start them, read their messages, notice when one dies or hangs.
+
+A host forks the child processes. A host is a process that has imported the target and performs no operation
+itself.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +27,26 @@ from kvref_strategies.workload import Description, Workload
 _POLL_SECONDS = 0.5
 
 THINKING_PATIENCE = 10
-"""A unit hangs if it draws and judges for longer than this many time-outs of an operation."""
+"""A unit hangs if it draws or judges for longer than this many times the time-out of one operation."""
 
 
 @dataclass
 class Unit:
-    """One workload for one subject, the laws it feeds, and its outcome.
+    """One workload for one subject, the laws that judge its examples, and the outcome.
 
-    At the end one of these is set: `findings`, `failure` (why it could not be judged), `death` (how the
-    target's process ended), or `cut` (time was up). If the target died in an isolated example, both `death`
-    and `findings` are set.
+    When the unit is over, one of these fields is set: `findings`; `failure` (why the unit could not be
+    judged); `death` (how the target's process ended); `cut` (the time was up). If the target died in an
+    isolated example, which performs its operations in other processes, both `death` and `findings` are set.
     """
 
     workload: Workload
     subject: str
     laws: list[Law]
     known: dict[str, list[str]] = field(default_factory=dict)
-    """By law, facets that are known to break and are not reduced again."""
+    """By law, the facets that are already known to break. The unit does not reduce them."""
     accepted: dict[str, list[str]] = field(default_factory=dict)
-    """By law, facets that the profile lists; they are reduced after the new ones."""
+    """By law, the facets that the profile lists as known failures. The unit reduces them after the new
+    ones."""
     findings: dict[str, Any] | None = None
     failure: str = ""
     death: str = ""
@@ -49,8 +54,8 @@ class Unit:
     cut: bool = False
     seconds: float = 0.0
     reached: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
-    """If coverage is measured: by file path, the pairs of lines that ran one after the other. What ran after
-    the unit's last report is missing."""
+    """If coverage is measured: by file path, pairs of lines that ran one after the other. If the unit ended
+    early, the lines that ran after its last message are missing."""
 
     @property
     def name(self) -> str:
@@ -63,33 +68,41 @@ class Unit:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a unit does: `examples` of Hypothesis (times the workload's weight) and `driven` ones."""
+    """How much a unit does, and how it deals with failures.
+
+    `examples` is the number of examples that Hypothesis draws; the workload's weight multiplies it. `driven`
+    is the number of driven examples.
+    """
 
     seed: int | str
     examples: int
     driven: int
     database: str = ""
-    """A folder for examples that are being reduced. If given, the unit reports each failure at once, and
-    counts the behaviours that its examples reach."""
+    """A folder in which Hypothesis keeps the examples that it is reducing. A fuzz gives this folder. If it is
+    given, the unit also reports each failure at once, and counts the behaviours that its examples reach."""
     reduce: bool = True
-    """Whether failures are reduced."""
+    """Whether the unit reduces the failures that it finds."""
     until: tuple[str, ...] = ()
-    """The unit ends when one of these laws breaks."""
+    """Laws. The unit ends as soon as one of them breaks."""
     inputs: bool = False
-    """Whether the unit reports which inputs its examples had."""
+    """Whether the unit reports which inputs its examples had (see `exploring/inputs.py`)."""
     symbolic: int = 0
-    """Examples from CrossHair. The workload's weight multiplies them."""
+    """The number of examples that CrossHair makes. The workload's weight multiplies it."""
     target: str = ""
-    """A target that the unit loads in its own process and runs on, in place of the host's: a fault of it."""
+    """The name of a fault of the host's target. If it is given, the unit loads the fault in its own process
+    and tests the fault instead of the host's target."""
 
 
 def seed_of(root: int | str, workload: str, subject: str) -> int:
-    """A unit's own seed: its examples do not depend on which other units run, or in which order."""
+    """The seed of one unit. It does not depend on which other units run, or in which order."""
     return int.from_bytes(hashlib.sha256(f"{root}/{workload}/{subject}".encode()).digest()[:8])
 
 
 class Running:
-    """A unit in its child process. Raises `NotJudged` if the host cannot fork one."""
+    """A unit in its child process. The process starts when the object is created.
+
+    Raises `NotJudged` if the host cannot fork the process.
+    """
 
     def __init__(
         self,
@@ -137,7 +150,10 @@ class Running:
             raise NotJudged("a process forked from the target ended at once") from error
 
     def listen(self) -> Message | None:
-        """Receive one message about the unit's progress. Returns None when the unit is over."""
+        """Receive one message from the unit and return it. Returns None when the unit is over.
+
+        The reached lines and the unit's outcome go into `unit`.
+        """
         self._heard = time.monotonic()
         try:
             message = self.channel.receive()
@@ -158,9 +174,10 @@ class Running:
         return None
 
     def silent(self) -> bool:
-        """Whether the unit hangs; if so, kill it.
+        """Whether the unit hangs. If the unit hangs, this method kills its process.
 
-        The operations of isolated examples run in other processes; the unit watches those for hangs.
+        Isolated examples perform their operations in other processes. The unit itself notices if one of those
+        processes hangs.
         """
         performing, state = Journal.state(self._journal)
         if state != self._state:
@@ -173,7 +190,7 @@ class Running:
         return True
 
     def cut(self) -> None:
-        """Stop the unit because time is up."""
+        """Kill the unit's process because the time is up."""
         kill_group(self._pid)
         self.unit.cut = True
         self._end()
@@ -194,7 +211,7 @@ class Running:
 def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, Message | None]]:
     """Yield each unit that sent a message, with the message. If a unit ended or hangs, the message is None.
 
-    Waits for messages for half a second at most.
+    This waits for messages for half a second at most.
     """
     speaking = wait([unit.channel.connection for unit in running], _POLL_SECONDS)
     spoke = [unit for unit in running if unit.channel.connection in speaking]
@@ -208,10 +225,10 @@ def listen_all(running: Sequence[Running]) -> Iterator[tuple[Running, Message | 
 def work_off(
     starts: Iterable[Running], jobs: int, late: Callable[[Unit], bool]
 ) -> Iterator[tuple[Running, Message | None]]:
-    """Run units, `jobs` at a time. Yields each unit's messages, and None when the unit is over.
+    """Run units, `jobs` at a time. Yields each unit with each of its messages, and with None when it is over.
 
-    Cuts units that are `late`. If a unit cannot be started, no further unit is started. The running units
-    finish, then `NotJudged` is raised.
+    A unit for which `late` is true is killed. If a unit cannot be started, no other unit is started. The
+    units that already run still finish, and then `NotJudged` is raised.
     """
     waiting = iter(starts)
     running: list[Running] = []

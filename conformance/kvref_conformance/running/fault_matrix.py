@@ -1,4 +1,4 @@
-"""Try every fault of the reference: which law catches it, and how soon."""
+"""Try every fault of the reference: which law catches it, and how soon?"""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvref_conformance.running.time_to_find import Trial, try_on
 from kvref_conformance.targets.faults import FAULTS, PREFIX, REPORTED
 
 CONTROL = "reference"
-"""The unbroken reference, tried like a fault."""
+"""The control is the reference without a fault. It is tried like a fault, and no law may break."""
 
 
 class NoSuchArea(ValueError):
-    """The glob matches no area."""
+    """The glob matches no area of laws."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Fault:
     name: str
     law: str
     source: str = ""
-    """Where this bug was reported; empty if we made the fault up. A reported bug takes several operations."""
+    """Where this bug was reported. Empty if we made the fault up. A reported bug shows only after several
+    operations."""
     depth: str = DEPTH
     """The depth at which the law finds the fault."""
 
@@ -50,13 +51,13 @@ class Fault:
 
     @property
     def judges(self) -> tuple[str, ...]:
-        """The laws that judge the fault: those of its area (see `near`)."""
+        """The laws that judge the fault: those of the areas that `near` gives."""
         return tuple(law.id for law in LAWS.values() if law.area in near(self.law))
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A fault (None for the control) and its outcome."""
+    """The outcome of trying a fault. If `fault` is None, the control was tried."""
 
     fault: Fault | None
     trial: Trial
@@ -83,15 +84,16 @@ class Tried:
 
 
 def near(law: str) -> set[str]:
-    """The areas whose laws judge a fault of this law: the law's own area.
+    """The areas of the laws that judge a fault which `law` must catch. Normally this is the area of `law`.
 
-    `target.answers` needs other laws' workloads. A process that dies shows in any area, so two are enough.
+    `target.answers` has no workload of its own, so its faults need the workloads of other laws. A process
+    that dies can show in any area, so two areas are enough.
     """
     return {ANSWERS.area, "spec", "plan"} if law == ANSWERS.id else {LAWS[law].area}
 
 
 def faults(areas: Sequence[str] = ()) -> list[Fault]:
-    """All faults, or those whose area matches a glob. Raises `NoSuchArea`."""
+    """All faults, or those whose area matches one of the globs. Raises `NoSuchArea`."""
     known = [Fault(target.removeprefix(PREFIX), law) for target, law in FAULTS.items()]
     known += [Fault(target.removeprefix(PREFIX), *reported) for target, reported in REPORTED.items()]
     for glob in areas:
@@ -102,9 +104,9 @@ def faults(areas: Sequence[str] = ()) -> list[Fault]:
 
 
 def try_all(chosen: Sequence[Fault], seed: int, jobs: int, watcher: Progress) -> Iterator[Tried]:
-    """Try the control and the faults, `jobs` at a time. Yields each as soon as it is done.
+    """Try the control and the faults, `jobs` at a time. Yields each outcome as soon as it is known.
 
-    The control runs at the deepest depth of any fault.
+    The control runs at the deepest depth that any fault needs.
     """
     judges = tuple(law for law in LAWS if any(law in fault.judges for fault in chosen))
     deepest = max((fault.depth for fault in chosen), key=list(DEPTHS).index)
@@ -153,7 +155,7 @@ def quantiles(tried: Sequence[Tried]) -> tuple[float, float]:
 
 
 def in_order(tried: Sequence[Tried]) -> list[Tried]:
-    """The outcomes in the order of the laws, with the control first."""
+    """The outcomes in the order of the laws, the control first."""
     laws = list(LAWS)
     return sorted(tried, key=lambda each: (laws.index(each.fault.law) if each.fault else -1, each.name))
 

@@ -1,4 +1,7 @@
-"""Try the generated faults of the spec classes: is each caught by some law of specs or of planning?"""
+"""Try the generated faults of the spec classes: does some law of specs or of planning catch each one?
+
+A generated fault makes one rule of one spec class forget one field.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ AREAS = ("spec", "plan")
 """The areas whose laws judge the faults."""
 
 ENOUGH = 0.98
-"""The share of the faults that must be caught."""
+"""The share of the tried faults that the laws must catch."""
 
 _JUDGES = tuple(
     law.id
@@ -39,11 +42,11 @@ class NoSuchFault(ValueError):
 
 @dataclass(frozen=True)
 class Judged:
-    """A generated fault and its outcome."""
+    """A generated fault, and what happened when it was tried."""
 
     fault: FieldFault
     trial: Trial | None
-    """None if the fault changes no answer: then it is not tried."""
+    """None if the fault was not tried, because it changes no answer."""
 
     @property
     def caught(self) -> bool:
@@ -57,12 +60,12 @@ def are_enough(outcomes: Sequence[Judged]) -> bool:
 
 
 def target_of(fault: FieldFault) -> str:
-    """The fault's target name."""
+    """The target name of a fault, as `kvref check` accepts it."""
     return f"{PREFIX}fields:{fault.name}"
 
 
 def chosen(globs: Sequence[str] = ()) -> list[FieldFault]:
-    """All generated faults, or those whose name matches a glob. Raises `NoSuchFault`."""
+    """All generated faults, or those whose name matches one of the globs. Raises `NoSuchFault`."""
     faults = generated()
     for glob in globs:
         if not any(fnmatchcase(fault.name, glob) for fault in faults):
@@ -76,7 +79,8 @@ def chosen(globs: Sequence[str] = ()) -> list[FieldFault]:
 def try_all(faults: Sequence[FieldFault], seed: int, jobs: int, watcher: Progress) -> Iterator[Judged]:
     """Try the faults, `jobs` at a time. Yields their outcomes in the order of the faults.
 
-    All units are forked from one host with the reference, and each puts the fault into its own process.
+    All units are forked from one host, which has loaded the reference. Each unit then loads the fault in its
+    own process.
     """
     watcher.phase(f"asking which of {len(faults)} faults change an answer")
     # In this thread: each fault changes this process for a moment.
@@ -106,7 +110,11 @@ def try_all(faults: Sequence[FieldFault], seed: int, jobs: int, watcher: Progres
 
 def _try(reference: Loaded, fault: FieldFault, seed: int, stop: Callable[[], bool]) -> Trial:
     def near(units: list[Unit]) -> list[Unit]:
-        """The units of the fault's class, its rule first, then those whose subject is no class."""
+        """The units that are likely to catch the fault, in order.
+
+        First come the units for the fault's class, beginning with those for its rule. Then come the units
+        whose subject is no class.
+        """
         classes = infos()
         own = [unit for unit in units if unit.subject == fault.spec_class]
         own.sort(key=lambda unit: fault.rule.partition("_")[0] not in unit.workload.name)

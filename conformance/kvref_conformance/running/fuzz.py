@@ -1,8 +1,8 @@
-"""Fuzz a target: round after round of new examples until time is up; each failure is saved at once.
+"""Fuzz a target: run round after round of new examples until time is up, and save each failure at once.
 
-A round runs every unit that the laws need. Its seed follows from the seed of the fuzz and the number of the
-round. So an interrupted round can continue. A unit that found a failure but did not reduce it runs again with
-the same seed, finds the failure again and reduces it.
+A round runs every unit that the laws need. The seed of a round follows from the seed of the fuzz and the
+number of the round. So an interrupted round can continue. If a unit found a failure but did not reduce it,
+the unit runs again with the same seed. It then finds the failure again and reduces it.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from kvref_conformance.running.reducer import MAX_SECONDS
 
 
 class View(Protocol):
-    """Watches a fuzz."""
+    """Shows the state of a fuzz to the user."""
 
     def tick(self) -> None:
-        """The state of the fuzz may have changed."""
+        """Called when the state of the fuzz may have changed."""
         ...
 
 
 @dataclass
 class _Task:
-    """A unit of a round."""
+    """A unit that runs in a round, with its seed."""
 
     unit: Unit
     seed: str
     counted: dict[str, Any] | None = None
-    """The unit's last report on its examples."""
+    """The counts of examples and behaviours that the unit sent last."""
 
 
 class Fuzz:
-    """A fuzz of one target for `seconds`. A `View` shows its state."""
+    """Fuzzes one target for `seconds`. A `View` shows the state."""
 
     def __init__(
         self, checker: Checker, store: Store, known: list[Known], profile: Profile, seconds: float, jobs: int
@@ -72,7 +72,7 @@ class Fuzz:
 
     @property
     def tally(self) -> Tally:
-        """The counts so far, including earlier runs and the units that are running."""
+        """The counts so far: of earlier runs in this folder, of this run, and of units that still run."""
         tally = replace(self.store.tally, behaviours=self.store.tally.behaviours.copy())
         for task in [*self._tasks.values()]:
             if task.counted:
@@ -80,7 +80,7 @@ class Fuzz:
         return tally
 
     def run(self, view: View) -> None:
-        """Run rounds until time is up, then let units that are reducing a failure finish.
+        """Run rounds until time is up. Units that are then reducing a failure get another minute.
 
         Raises `NotJudged` if the host cannot fork any more.
         """
@@ -132,7 +132,8 @@ class Fuzz:
     def _agenda(self) -> Iterator[tuple[Unit, str]]:
         """Yield units with their seeds, in the order in which they run.
 
-        Units with a finding that is not reduced come first, with their old seed; then round after round.
+        First come units that found a failure in an earlier run and did not reduce it, with the seed of that
+        time. Then come all units, round after round.
         """
         by_name = {unit.name: unit for unit in self._units}
         left = {(each.unit, each.seed) for each in self.store.findings.values() if self._is_raw(each)}
@@ -148,7 +149,10 @@ class Fuzz:
             self.store.done.clear()
 
     def _in_order(self, seed: str) -> list[Unit]:
-        """The units in a new order each round. Driven workloads come first, since they find most."""
+        """The units in an order that follows from the seed.
+
+        Units with driven examples come first, because they find most.
+        """
         units = [*self._units]
         random.Random(seed).shuffle(units)
         return sorted(units, key=lambda unit: unit.workload.driven is None)
@@ -166,7 +170,7 @@ class Fuzz:
         return finding.row.status is Status.INCOMPLETE and not finding.reduced
 
     def _raw_of(self, task: _Task) -> list[Finding]:
-        """The unit's findings that are not reduced."""
+        """The findings of the unit that are not reduced yet."""
         mine = (task.unit.name, task.seed)
         return [
             each
@@ -181,7 +185,7 @@ class Fuzz:
         return self._found(task, row, reduced=reduced)
 
     def _found(self, task: _Task, row: Row, *, reduced: bool) -> Finding | None:
-        """Save a finding if it is new, or reduced for the first time. Returns None if it is not saved."""
+        """Save a finding if it is new, or reduced for the first time. Returns None if it was not saved."""
         finding = Finding(row, task.seed, task.unit.name, reduced)
         earlier = self.store.findings.get(finding.key)
         if finding.key in self._known or self._profile.failure(row):
@@ -225,7 +229,7 @@ class Fuzz:
             self.store.tally.add(task.counted)
 
     def _died(self, task: _Task) -> None:
-        """Save a death before it is reduced, and reduce it while other units run."""
+        """Save the death of a unit as a finding, then reduce it in a thread, while other units run."""
         unit = task.unit
         row = new_row(ANSWERS, ALL_OPERATIONS, Status.INCOMPLETE, f"{unit.name}: {unit.death}")
         row.facet, row.expected, row.observed = death_facet(unit), "an answer", unit.death
@@ -265,7 +269,7 @@ class Fuzz:
         self._confirming.append((finding, self._pool.submit(confirmed, row)))
 
     def _collect(self, wait: bool = False) -> None:
-        """Save the findings whose confirmation has ended."""
+        """Save the findings whose confirmation has ended. With `wait`, wait for the confirmations first."""
         for finding, future in [*self._confirming]:
             if wait or future.done():
                 self._confirming.remove((finding, future))

@@ -1,7 +1,7 @@
 """The folder of a fuzz: its findings, saved at once, and its progress.
 
-Each file is replaced in one step, and a trace is written before `fuzz.json` names it. So however the process
-ends, no finding is lost and the fuzz can continue.
+Each file is replaced in one step, and a trace is written before `fuzz.json` names it. So no finding is lost,
+and the fuzz can continue, however its process ended.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from kvref_conformance.documents.schemas import FUZZ, InvalidDocument, validate
 from kvref_conformance.laws import LAWS
 
 UNFINISHED = "unfinished"
-"""The name of `Status.INCOMPLETE` for a finding that is not yet reduced or confirmed."""
+"""The state of a finding that is not yet reduced or not yet confirmed. In the code it is
+`Status.INCOMPLETE`."""
 
 Key = tuple[str, str, str]
-"""Law, subject and facet identify a finding."""
+"""A finding is identified by its law, subject and facet."""
 
 
 @dataclass
 class Tally:
-    """How much was generated, and how fast."""
+    """How many examples and operations were made, in how many seconds, and which behaviours occurred."""
 
     examples: int = 0
     steps: int = 0
@@ -40,7 +41,6 @@ class Tally:
     behaviours: Counter[str] = field(default_factory=Counter)
 
     def add(self, counted: dict[str, Any]) -> None:
-        """Add the counts of a unit."""
         for name in (each.name for each in fields(self) if each.name != "behaviours"):
             setattr(self, name, getattr(self, name) + counted[name])
         self.behaviours.update(counted["behaviours"])
@@ -51,14 +51,14 @@ class Tally:
 
 @dataclass
 class Finding:
-    """One way in which a law breaks for a subject, and the unit of the round that found it."""
+    """A facet in which a law breaks for a subject, with the unit that found it and the unit's seed."""
 
     row: Row
     seed: str
     unit: str
     reduced: bool = False
     files: list[str] = field(default_factory=list)
-    """The names of its trace and its program in the folder."""
+    """The names of the finding's files in the folder: its trace and its program."""
 
     @property
     def key(self) -> Key:
@@ -70,10 +70,13 @@ class Finding:
 
 
 class Store:
-    """The folder of a fuzz; one process at a time may use it."""
+    """The folder of a fuzz. Only one process at a time may use it."""
 
     def __init__(self, directory: Path, target: dict[str, str], seed: int) -> None:
-        """Create the folder, or continue an earlier fuzz of the target. Raises `ForeignDirectory`."""
+        """Create the folder, or continue an earlier fuzz of the same target.
+
+        Raises `ForeignDirectory` if the folder holds something else, or if another fuzz uses it.
+        """
         claim(directory, "fuzz", FUZZ)
         self.directory = directory
         self.target = target
@@ -98,11 +101,11 @@ class Store:
 
     @property
     def examples(self) -> Path:
-        """The folder in which Hypothesis keeps the examples that it reduces."""
+        """The folder in which Hypothesis keeps the examples that it is reducing."""
         return (self.directory / "examples").absolute()
 
     def save(self, finding: Finding) -> None:
-        """Write the finding as it is now, then remove its earlier files."""
+        """Write the files of the finding as it is now, then remove its earlier files."""
         row, before = finding.row, finding.files
         finding.files = []
         if row.trace is not None and (name := trace_name(row)):
@@ -167,13 +170,16 @@ class Store:
         )
 
     def _remove_unlisted(self, listed: set[str | None]) -> None:
-        """Remove the files of a finding that a killed fuzz wrote and could not list: its unit runs again."""
+        """Remove traces and programs that `fuzz.json` does not list.
+
+        A fuzz that was killed wrote them just before. Its unit will run again and find the failure again.
+        """
         for path in [*self.directory.glob("traces/*.json"), *self.directory.glob("repro/*.py")]:
             if path.relative_to(self.directory).as_posix() not in listed:
                 path.unlink()
 
     def _finding(self, entry: dict[str, Any]) -> Finding | None:
-        """The listed finding; None if its files are gone, so that the fuzz can find it again."""
+        """A finding from `fuzz.json`, with its files. None if they are gone: the fuzz may find it again."""
         status = Status.INCOMPLETE if entry["status"] == UNFINISHED else Status(entry["status"])
         row = Row(entry["law"], LAWS[entry["law"]].level, entry["subject"], status, entry["facet"])
         row.message, row.expected, row.observed = entry["message"], entry["expected"], entry["observed"]

@@ -1,4 +1,7 @@
-"""Find out whether a law also breaks without the plugin, by a trace with stock classes instead."""
+"""Rewrite a trace so that it runs without the plugin, to find out whether the law breaks there, too.
+
+The new trace has stock classes, those of the target itself, instead of the plugin's.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from kvref_strategies.workload import Description
 
 
 def stock_trace(trace: Trace, description: Description) -> Trace:
-    """The trace for stock: each class of the plugin is replaced by its nearest stock ancestor.
+    """The trace with each class of the plugin replaced by its nearest stock ancestor.
 
-    Fields that the ancestor lacks are dropped. A class that the trace itself derives loses them, too.
+    Fields that the ancestor lacks are left out, also in classes that the trace derives from a class of the
+    plugin.
     """
     names = _stock_names(description)
     operations = [operation for run in trace["runs"] for operation in run["operations"]]
@@ -43,9 +47,9 @@ def stock_trace(trace: Trace, description: Description) -> Trace:
 
 
 def same_facet(facet: str, stock: str, description: Description) -> bool:
-    """Whether `facet`, seen with the plugin, and `stock`, seen without it, are the same.
+    """Whether `facet`, seen with the plugin, and `stock`, seen without it, are the same facet.
 
-    A facet may name classes. A class of the plugin counts as its nearest stock ancestor.
+    A facet may name classes. A class of the plugin then counts as its nearest stock ancestor.
     """
     names = _stock_names(description)
     return sorted(names.get(word, word) for word in facet.split()) == sorted(stock.split())
@@ -54,7 +58,7 @@ def same_facet(facet: str, stock: str, description: Description) -> bool:
 def _lost_fields(
     names: dict[str, str], operations: list[dict[str, Any]], description: Description
 ) -> dict[str, set[str]]:
-    """By class, the fields that come from the plugin: the stock ancestor lacks them."""
+    """By class, the fields that come from the plugin, so that its nearest stock ancestor lacks them."""
     fields = {info["name"]: {f["name"] for f in info["fields"]} for info in description["classes"]}
     lost = {name: own - fields[names[name]] for name, own in fields.items() if name in names}
     for operation in operations:

@@ -1,6 +1,6 @@
-"""Which lines of the target's own files were reached, by which laws, and which were not.
+"""Find out which lines of the target's own files were reached, by which laws, and which were not.
 
-Only lines inside functions count: the rest of a file runs when it is imported, whatever the laws do.
+Only lines inside functions count. All other lines run when their file is imported, whatever the laws do.
 coverage.py decides what counts as a line or a branch.
 """
 
@@ -22,7 +22,7 @@ from kvref_conformance.processes.channel import Message
 Pairs = dict[str, set[tuple[int, int]]]
 """By file path, pairs of lines that ran one after the other.
 
--N stands for the outside of the function that begins at line N.
+If a function begins at line N, -N stands for a line outside of it: before the call, or after the return.
 """
 
 
@@ -46,7 +46,8 @@ def add_up(
 ) -> Reached:
     """Add up which lines of the target's own files ran for which laws.
 
-    `own` is a host's list of the files. `run` has the laws of each unit, and the lines that it reached.
+    `own` is the list of the target's files, which a host made. `run` has, for each unit, its laws and the
+    lines that it reached. `ended_early` names the units that did not run to their end.
     """
     by_law: dict[str, Pairs] = {}
     for laws, arcs in run:
@@ -79,7 +80,7 @@ def _add(to: Pairs, arcs: Pairs) -> None:
 
 
 def _analyse(paths: Sequence[str], arcs: Pairs) -> dict[str, dict[str, Any]]:
-    """What coverage.py reports on each file that it can read, by path."""
+    """By path, what coverage.py reports on each file that it can read."""
     import coverage
 
     if not paths:
@@ -132,14 +133,14 @@ def _inside_functions(path: str) -> set[int]:
 
 
 def _first_lines(arcs: Iterable[tuple[int, int]], statements: Sequence[int]) -> set[int]:
-    """First lines of the statements that ran in part or in full."""
+    """The first lines of all statements that ran, in part or in full."""
     run = {line for pair in arcs for line in pair if line > 0}
     places = (bisect_right(statements, line) for line in run)
     return {statements[place - 1] for place in places if place}
 
 
 def ranges(lines: Collection[int], among: Sequence[int]) -> list[tuple[int, int]]:
-    """The lines as ranges (first, last). A range contains no other line of `among`."""
+    """Join lines to ranges (first, last). Two lines that are neighbours in `among` share a range."""
     found: list[tuple[int, int]] = []
     before = None
     for line in among:

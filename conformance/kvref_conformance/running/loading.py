@@ -31,11 +31,11 @@ DEVICES = ("cpu", "cuda")
 """Devices for tensors, the default first."""
 
 BACKENDS = ("hypothesis", "crosshair")
-"""Backends of Hypothesis, which choose the values that are drawn; the default first."""
+"""Backends of Hypothesis, the default first. A backend chooses the values that are drawn."""
 
 
 class NoSuchLaw(ValueError):
-    """No law has this id, or matches this pattern."""
+    """No law has this id, or no law matches this glob."""
 
 
 class BackendRefused(ValueError):
@@ -43,7 +43,10 @@ class BackendRefused(ValueError):
 
 
 def is_symbolic(backend: str, laws: Sequence[str]) -> bool:
-    """Whether CrossHair makes examples, too. Raises `BackendRefused` if it cannot."""
+    """Whether CrossHair also makes examples.
+
+    Raises `BackendRefused` if it should but cannot.
+    """
     if backend == BACKENDS[0]:
         return False
     if find_spec("hypothesis_crosshair_provider") is None:
@@ -58,7 +61,10 @@ def is_symbolic(backend: str, laws: Sequence[str]) -> bool:
 
 
 def select_laws(patterns: Sequence[str]) -> tuple[str, ...]:
-    """Ids of the laws that match any of the globs; every pattern must match something."""
+    """The ids of the laws that match any of the globs. Without globs, the ids of all laws.
+
+    Raises `NoSuchLaw` if a glob matches nothing.
+    """
     for pattern in patterns:
         if not fnmatch.filter(LAWS, pattern):
             raise NoSuchLaw(
@@ -80,14 +86,14 @@ def find_law(name: str) -> Law:
 
 
 def _wanted(target: str | None, chosen: Profile) -> str:
-    """The target that the caller or the profile names."""
+    """The target that the caller names, else the one that the profile names, else the default."""
     return (None if target == chosen.label else target) or chosen.target or DEFAULT_TARGET
 
 
 def pinned_baseline(target: str | None, profile: str | None) -> Baseline | None:
-    """The baseline that we ship for a target such as `vllm==0.25.1`, which need not be prepared.
+    """The baseline that kvref ships for a target such as `vllm==0.25.1`. The release need not be prepared.
 
-    None if the target names no release. Raises `ProfileError`.
+    Returns None if the target names no release. Raises `ProfileError`.
     """
     name, release = without_release(_wanted(target, choose_profile(profile, target)))
     return baselines.shipped(name.partition(":")[0], release) if release else None
@@ -102,9 +108,10 @@ def prepare(
     stubs: Sequence[str],
     timeout: float = Launch.timeout,
 ) -> tuple[Launch, Profile]:
-    """How to launch the target, and its profile. The caller's options win over the profile.
+    """How to launch the target, and its profile. The caller's options take precedence over the profile.
 
-    Raises `ProfileError`, and `HostError` for a target such as `vllm==0.25.1` that is not prepared.
+    Raises `ProfileError`, and `HostError` for a target such as `vllm==0.25.1` that is not prepared (see
+    `kvref hosts`).
     """
     chosen = choose_profile(profile, target)
     wanted = _wanted(target, chosen)
@@ -123,7 +130,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded target with its description."""
+    """A target with running hosts, its description and its profile."""
 
     worker: Launch
     hosts: RunningHosts
@@ -167,7 +174,7 @@ def loaded(
 
 
 def choose_baseline(choice: str | None, description: Description) -> Baseline:
-    """The baseline from the file `choice`; without a choice, the one we ship for the target's version.
+    """The baseline in the file `choice`. Without a choice, the one that kvref ships for the target's version.
 
     The choice `none` gives an empty baseline. Raises `BaselineError`.
     """
@@ -177,7 +184,7 @@ def choose_baseline(choice: str | None, description: Description) -> Baseline:
 
 
 def given_baseline(choice: str) -> Baseline:
-    """The baseline from the file `choice`, or an empty one for `none`. Raises `BaselineError`."""
+    """The baseline in the file `choice`, or an empty one if `choice` is `none`. Raises `BaselineError`."""
     if choice == "none":
         return NO_BASELINE
     try:

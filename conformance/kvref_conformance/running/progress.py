@@ -1,4 +1,4 @@
-"""How work that takes long reports its progress."""
+"""How a run reports its progress."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ __all__ = ["Progress", "Silence"]
 
 
 class Progress(Protocol):
-    """What a run reports while it runs. A unit is one workload explored for one subject."""
+    """Receives reports about a run while it goes on, to show its progress.
+
+    A unit is one workload, run for one subject.
+    """
 
     def phase(self, name: str, units: int = 0) -> None:
-        """A phase begins: loading the target, or running laws in `units` units."""
+        """A phase begins: loading the target, for example, or running laws in `units` units."""
         ...
 
     def unit_started(self, name: str) -> None: ...
@@ -24,7 +27,7 @@ class Progress(Protocol):
 
 
 class Silence:
-    """Shows nothing. Use it for a part of some work that reports its own progress."""
+    """Ignores all reports. Use it for a part of some work if the caller reports the progress."""
 
     def phase(self, name: str, units: int = 0) -> None: ...
 

@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 
 def shortest(items: Sequence[T], fails: Callable[[list[T]], bool], deadline: float) -> list[T]:
-    """The shortest list found that still `fails`. Long stretches and later items are left out first.
+    """The shortest list found for which `fails` is still true.
 
-    At the `deadline`, a time of the monotonic clock, it returns the shortest list so far. It does not catch
+    It tries to leave out long stretches before short ones, and later items before earlier ones. At the
+    `deadline`, a time of the monotonic clock, it returns the shortest list so far. It does not catch
     exceptions that `fails` raises.
     """
     left = list(items)
@@ -35,7 +36,7 @@ def shortest(items: Sequence[T], fails: Callable[[list[T]], bool], deadline: flo
 
 
 def reduce_death(trace: Trace, dies: Callable[[Trace], bool], seconds: float = MAX_SECONDS) -> Trace:
-    """A trace that ends or hangs its process, reduced to the operations that it needs."""
+    """Reduce a trace that ends or hangs its process. `dies` says whether a smaller trace still does so."""
     operations = [(place, each) for place, run in enumerate(trace["runs"]) for each in run["operations"]]
 
     def rebuilt(left: Sequence[tuple[int, Any]]) -> Trace:

@@ -14,7 +14,7 @@ from kvref_conformance.running.progress import Silence
 
 @dataclass(frozen=True)
 class Catch:
-    """A law that broke, and how many examples and seconds all workloads took until then."""
+    """A law that broke, and how many examples and seconds all workloads together took until then."""
 
     law: str
     subject: str
@@ -24,7 +24,7 @@ class Catch:
 
 @dataclass
 class Trial:
-    """The outcome for one target: which laws caught it, and the effort."""
+    """What happened when a target was tried: which laws broke, and how many examples and seconds it took."""
 
     catches: dict[str, Catch] = field(default_factory=dict)
     """The first catch of each law."""
@@ -34,7 +34,6 @@ class Trial:
     """Units that were not judged to the end, each with the reason."""
 
     def add(self, unit: Unit) -> None:
-        """Add the outcome of a unit."""
         findings = unit.findings
         if unit.death:
             self._catch(ANSWERS.id, unit.subject, findings["examples"] if findings else 0, unit.seconds)
@@ -66,12 +65,12 @@ def try_on(
     """Run the units that these laws need, one after the other. Returns what they caught.
 
     Args:
-        target: loaded for these laws.
-        chosen: selects and orders the units.
+        target: a target that was loaded for these laws.
+        chosen: selects the units and puts them in order.
         until: laws; the trial ends when one of them breaks.
         stop: called now and then; if it returns True, the trial ends and the running unit is cut.
-        fault: the name of a fault of the target; each unit loads it first. Workloads that perform examples in
-            other processes run without it.
+        fault: the name of a fault of the target; each unit loads it first. Workloads that perform their
+            operations in other processes do not see the fault.
 
     Raises `NotJudged` if the host cannot fork.
     """

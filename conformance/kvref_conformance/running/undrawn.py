@@ -1,4 +1,7 @@
-"""Which inputs no example of a run had: what can be drawn for the target, without what was."""
+"""Find out which inputs no example of a run had, although kvref can draw them for the target.
+
+An input has an entry, which the code calls a key: see `exploring/inputs.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ from kvref_strategies.workload import Description
 
 
 def undrawn(description: Description, seen: Collection[str]) -> list[str]:
-    """The keys of inputs that were never drawn. An operation that no example called has no key.
+    """The entries of inputs that were never drawn.
 
-    A class that took part in no such operation has one key, for all its fields.
+    If no example called an operation of a group, the group has no entries. If a class took part in no
+    operation of a group, one entry stands for all fields of the class.
     """
     called = {key.partition(":")[0] for key in seen}
     return [key for key in _possible(description, called, seen) if key not in seen]
@@ -61,10 +65,7 @@ def _named(group: str, whats: Iterable[str], called: Collection[str]) -> Iterato
 
 
 def is_pair(key: str) -> bool:
-    """Whether the key is about a class or field in an operation, a content, the pool or an engine.
-
-    The other keys are about the ends of a menu, and about classes beside each other.
-    """
+    """Whether the entry is about neither an end of a menu nor two classes in one operation."""
     return not (
         key.endswith((" lowest", " highest")) or (" beside " in key and not key.startswith("content:"))
     )

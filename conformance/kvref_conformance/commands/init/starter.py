@@ -1,4 +1,4 @@
-"""Write the first files for an implementation's repository: a profile, and a workflow for CI."""
+"""Write the first files into an implementation's repository: a profile, and a workflow for CI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKFLOW = Path(".github", "workflows", "kvref.yml")
 
 @dataclass(frozen=True)
 class Wanted:
-    """How to find the target, from the command line or a profile."""
+    """The target and how to load it, from the command line or from a profile."""
 
     target: str
     stubs: Sequence[str] = ()
@@ -32,7 +32,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Made:
-    """The files that were written, and those that already existed."""
+    """The files that were written, and those that were kept because they already existed."""
 
     written: list[Path]
     kept: list[Path]
@@ -52,21 +52,24 @@ def start(folder: Path, wanted: Wanted, description: Description) -> Made:
 
 
 def profile(wanted: Wanted, description: Description) -> str:
-    """The text of a profile with the known values. Comments show what you have to fill in."""
+    """The text of a profile with the values that are known. Comments show what the user has to fill in."""
     layers = [info for info in judged(description) if info["role"] == "layer"]
     missing = {info["name"]: fields for info in layers if (fields := missing_fields(info))}
     return _templates().get_template("kvref.toml.jinja").render(wanted=wanted, missing=missing)
 
 
 def workflow(wanted: Wanted) -> str:
-    """The text of a workflow for GitHub Actions. It checks, and shows changes since the main branch."""
+    """The text of a workflow for GitHub Actions.
+
+    It runs a check, and shows what changed since the main branch.
+    """
     _, release = without_release(wanted.target)
     template = _templates().get_template("kvref.yml.jinja")
     return template.render(version=kvref.__version__, release=release, paths=wanted.paths)
 
 
 def badge(repository: str = "OWNER/REPOSITORY") -> str:
-    """Markdown for a README. It works once shields.io can read the `badge.json` of a report."""
+    """Markdown that shows a badge in a README. It works when shields.io can read a report's `badge.json`."""
     where = f"https://raw.githubusercontent.com/{repository}/kvref-badge/badge.json"
     return f"![kvref](https://img.shields.io/endpoint?url={where})"
 

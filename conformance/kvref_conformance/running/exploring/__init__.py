@@ -1,1 +1,1 @@
-"""Explore one unit inside the target's process: draw examples, perform, judge and reduce them."""
+"""Run one unit in the target's process: draw examples, perform them, judge them, reduce failures."""

@@ -1,6 +1,7 @@
-"""Count what an engine did with a cache manager in one example, to see what the examples reach.
+"""Count the behaviours in an example with a cache manager, for example how many requests were preempted.
 
-A fuzz counts while it runs, so counting must be quick.
+A fuzz shows the counts, so that users see what its examples reach. It counts while it runs, so counting must
+be fast.
 """
 
 from __future__ import annotations
@@ -43,16 +44,18 @@ BEHAVIOURS = (
     "caches of several groups",
     "caches without prefix caching",
 )
-"""The behaviours in the order of a report, which counts groups by kind after them."""
+"""The behaviours, in the order of a report. Below them, the report lists how many groups there were of each
+kind."""
 
 GROUPS = "groups of "
 
 SAMPLED = 4
-"""A fuzz counts one in this many driven examples: counting more would take as long as judging them."""
+"""A fuzz counts behaviours only in driven examples whose number is a multiple of this. Counting more often
+would take as long as judging the examples."""
 
 
 def behaviours_of(events: Sequence[Event]) -> Counter[str]:
-    """The number of times that each behaviour occurred. Only events of the part `cache` count."""
+    """How often each behaviour occurred. Only events of the target's part `cache` count."""
     engine = _Engine()
     for event in events:
         operation = event["op"]
@@ -70,7 +73,7 @@ def behaviours_of(events: Sequence[Event]) -> Counter[str]:
 
 @dataclass
 class _Request:
-    """What the operations so far say about a request."""
+    """The state of a request, as it follows from the operations so far."""
 
     prompt: int
     salted: bool
@@ -78,7 +81,7 @@ class _Request:
     computed: int = 0
     in_flight: int = 0
     steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """For each step in flight, its drafts and the most tokens that it can add."""
+    """For each step in flight, the number of its draft tokens and the most tokens that it can add."""
     held: bool = False
     loading: bool = False
     preempted: bool = False
@@ -91,16 +94,16 @@ class _Engine:
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
         self.freed: str | None = None
-        """The request that the last operation freed."""
+        """The request that the last operation freed, if it freed one."""
         self._requests: dict[str, _Request] = {}
         self._unit = 1
         self._null: int | None = None
 
     def count_reason_of_free(self, operation: str, arguments: Mapping[str, Any]) -> None:
-        """Count why the last request was freed, which shows in the operation after it.
+        """Count why the last request was freed. Only the operation after that shows the reason.
 
-        For a preempted request that is `cache.progress`, with nothing computed. A request that ended has no
-        further operation.
+        If the request was preempted, the operation is a `cache.progress` of this request, with nothing
+        computed. If the request ended, the operation is about something else.
         """
         name, self.freed = self.freed, None
         request = self._requests[name or ""]

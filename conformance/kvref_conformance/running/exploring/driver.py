@@ -1,7 +1,7 @@
-"""Drive a workload by random numbers, for long examples and many operations a second.
+"""Make and reduce driven examples: long ones, whose operations follow from a list of random numbers.
 
-Hypothesis draws only the setup of an example. Failures are reduced here, by leaving out numbers and trying
-smaller ones.
+Hypothesis draws only the setup of a driven example, so many more operations run per second than in a drawn
+example. To reduce a failure, the driver leaves out numbers and tries smaller ones.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from kvref_conformance.running.reducer import MAX_SECONDS, shortest
 from kvref_strategies.workload import Description, Workload
 
 LENGTH = 400
-"""Numbers in an example."""
+"""How many numbers an example has."""
 
 DRIVEN = "driven"
-"""The journal's entry for a whole driven example."""
+"""The name of the journal's entry for a whole driven example."""
 
 _BITS = (0, 4, 7, 9, 11, 13, 16, 20, 24)
-"""To make a number smaller, reduction keeps this many of its lowest bits."""
+"""To make a number smaller, a reduction keeps only its lowest bits. It tries these numbers of bits in
+turn."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A setup, and the numbers that choose the operations."""
+    """A driven example: its setup, and the numbers that choose its operations."""
 
     setup: dict[str, Any]
     choices: list[int]
 
 
 class Driver:
-    """Drives one workload for one subject."""
+    """Makes, performs and reduces the driven examples of one unit."""
 
     def __init__(self, target: Asked, workload: Workload, request: Message, journal: Journal) -> None:
         self._target = target
@@ -59,7 +60,10 @@ class Driver:
             yield Example(setup, [choose.randrange(driven.choices) for _ in range(LENGTH)])
 
     def perform_swiftly(self, example: Example) -> Stage:
-        """Perform an example with one journal entry for the whole example."""
+        """Perform an example fast: with one journal entry for all of it, and without copies of arguments.
+
+        A failure of such an example needs a confirmation: see `SwiftStage`.
+        """
         self._journal.clear()
         self._journal.note(DRIVEN, json.dumps(vars(example)))
         stage = SwiftStage(self._target)
@@ -73,13 +77,17 @@ class Driver:
         return stage
 
     def perform(self, example: Example) -> Stage:
-        """Perform an example with a journal entry for each operation."""
+        """Perform an example like a drawn one, with a journal entry for each operation."""
         stage = LocalStage(self._target, self._journal)
         perform(self.workload, stage, self._description, example)
         return stage
 
     def reduce(self, example: Example, breaks: Callable[[Stage], bool]) -> None:
-        """Perform smaller and smaller examples that still break the law. `breaks` judges each one."""
+        """Reduce an example: perform smaller and smaller ones that still break the law.
+
+        `breaks` judges each example. It must also keep the last example that breaks the law, because this
+        method returns nothing. The reduction ends after `MAX_SECONDS`.
+        """
         deadline = time.monotonic() + MAX_SECONDS
 
         def fails(choices: list[int]) -> bool:
@@ -109,7 +117,11 @@ def perform(workload: Workload, stage: Stage, description: Description, example:
 
 
 def in_full(trace: Trace, workload: Workload, stage: Stage, description: Description) -> Trace:
-    """The trace as operations. A driven example, stored as numbers, is performed to get its operations."""
+    """The trace with its operations.
+
+    The journal stores a driven example only as numbers. Such an example is performed on `stage` to get its
+    operations.
+    """
     first = trace["runs"][0]["operations"][0]
     if first["op"] == DRIVEN:
         perform(workload, stage, description, Example(**first["args"]))

@@ -21,10 +21,11 @@ from kvref_conformance.running.exploring.stage import Died, Stage
 from kvref_strategies.workload import Machine, Script, Workload
 
 STEPS_PER_EXAMPLE = 20
-"""Rules a state machine runs in one example."""
+"""How many rules a state machine runs in one example."""
 
 _LOCAL = "is_local_module_file"
-"""The function by which Hypothesis decides in which files to look for constants; some versions lack it."""
+"""The name of a function in Hypothesis. Hypothesis takes constants as values only from files that this
+function accepts. Some versions lack the function."""
 
 _SUPPRESSED = (
     HealthCheck.too_slow,
@@ -32,7 +33,8 @@ _SUPPRESSED = (
     HealthCheck.filter_too_much,
     HealthCheck.large_base_example,
 )
-"""Off: the target determines how long examples take, and kvref reports a law that got no examples."""
+"""Health checks that are off. How long examples take depends on the target, and kvref itself reports a law
+that got no examples."""
 
 
 def _settings(
@@ -52,7 +54,7 @@ def _settings(
 
 
 class Explorer:
-    """Makes the examples of one workload for one subject, from one seed.
+    """Makes the examples of one unit with Hypothesis, from one seed.
 
     `backend` is the backend of Hypothesis that chooses the values.
     """
@@ -74,10 +76,11 @@ class Explorer:
         self.new_stage = new_stage
 
     def explore(self, judge: Callable[[Stage], None], *, reduce: str = "") -> None:
-        """Make every example and pass it to `judge`.
+        """Make all examples, and pass each to `judge`.
 
-        `reduce` names a reduction: Hypothesis then shrinks the first example for which `judge` raises. If
-        there is a database, an interrupted reduction of that name continues.
+        If `reduce` is given, Hypothesis reduces the first example for which `judge` raises an exception.
+        `reduce` is the name of this reduction. If there is a database, a reduction of this name that was
+        interrupted continues.
         """
         settings = _settings(self._examples, Phase.generate, backend=self._backend)
         if reduce:
@@ -99,7 +102,7 @@ class Explorer:
                 example()
 
     def example(self, data: st.DataObject, judge: Callable[[Stage], None]) -> None:
-        """Make one example of a script and judge it."""
+        """Make and judge one example of a script. A script is a workload written as a function."""
         stage = self.new_stage()
         self.perform(data, stage)
         judge(stage)
@@ -115,7 +118,7 @@ class Explorer:
             stage.close()
 
     def _kept(self, name: str) -> ExampleDatabase | None:
-        """The database of one reduction, in a folder of its own; None if the request names no database."""
+        """The database of one reduction, in a folder of its own. None if the request names no database."""
         if not self._database:
             return None
         key = f"{self.workload.name}/{self._subject}/{name}"
@@ -143,7 +146,7 @@ class Explorer:
         run_state_machine_as_test(Judged, settings=settings)
 
     def setups(self, number: int) -> list[dict[str, Any]]:
-        """At most `number` setups for driven examples."""
+        """Draw the setups of driven examples, at most `number` of them."""
         made: list[dict[str, Any]] = []
         if self.workload.driven is None or not number:
             return made
@@ -161,11 +164,12 @@ class Explorer:
 
 
 def warm_up(folder: Path) -> None:
-    """Have Hypothesis do its once-per-process work now, for all processes that are forked from this one.
+    """Have Hypothesis do its start-up work now, once for all processes that are forked from this one.
 
-    Hypothesis scans all imported modules, which takes longer than many units. It writes to `folder`, not to
-    the user's folder. It must not use constants from our own source as values: examples would then depend on
-    how kvref is installed, and on every change to kvref.
+    Hypothesis scans all imported modules, which takes longer than many units run. This function also gives
+    Hypothesis `folder` as its home, so that it does not write to the user's folder. And it stops Hypothesis
+    from using constants in kvref's source as values. Otherwise the examples would depend on how kvref is
+    installed, and on every change to kvref.
     """
     set_hypothesis_home_dir(folder)
     if hasattr(providers, _LOCAL):

@@ -1,12 +1,13 @@
-"""Which inputs an example had, as keys: fields of specs by operation, contents, calls of the pool, set-ups.
+"""Find out which inputs an example had: fields of specs, contents of requests, calls of a pool, setups.
 
-A key is `GROUP: WHAT`. The groups with specs are `OPERATIONS`. Their keys are the following.
+Each input has an entry, a string of the form `GROUP: WHAT`. (The code calls it a key.) `OPERATIONS` lists the
+groups that are about specs, for example `plan`. Their entries have these forms:
 
-* `plan: MambaSpec`: a layer of the class took part.
-* `plan: MambaSpec.block_size`: the field was off its default, or off the first value of its menu if it has
-  no default.
-* `plan: MambaSpec.block_size lowest`, `... highest`: the field was at this end of its menu or beyond.
-* `plan: MambaSpec beside SlidingWindowSpec`: both took part in one operation.
+* `plan: MambaSpec`: a layer of this class took part in an operation of the group.
+* `plan: MambaSpec.block_size`: the field was not at its default. If it has no default, it was not at the
+  first value of its menu. A menu lists the values from which kvref draws a field.
+* `plan: MambaSpec.block_size lowest`, `... highest`: the field was at this end of its menu, or beyond.
+* `plan: MambaSpec beside SlidingWindowSpec`: both classes took part in one operation.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "allocate": ("tensors.allocate",),
     "cache": ("cache.create",),
 }
-"""The groups of keys about specs, with the operations of a target that each stands for."""
+"""The groups that are about specs, each with the operations of a target that belong to it."""
 
 ALONE = ("build", "copy", "merge with itself", "memory")
-"""The groups whose operations have one spec only."""
+"""The groups whose operations get a single spec."""
 
 OWN_SIZES = ("cache",)
-"""The groups whose fields have values of their own and not those of the menus: they have no ends."""
+"""The groups whose workloads do not draw fields from the menus. `undrawn` does not ask for entries `lowest`
+and `highest` there."""
 
 
 def inputs_of(events: Sequence[Event], description: Description) -> set[str]:
-    """The keys of the inputs in one run."""
+    """The entries of all inputs in one run."""
     classes = {info["name"]: info for info in description["classes"]}
     seen: set[str] = set()
     for event in events:
@@ -68,7 +70,7 @@ _SPECS = {operation for operations in OPERATIONS.values() for operation in opera
 
 
 def _specs(event: Event) -> Iterator[tuple[str, list[SpecDescriptor]]]:
-    """The groups that the operation counts for, each with the specs in it."""
+    """Yield each group that the operation belongs to, with the specs in the operation's arguments."""
     operation, arguments = event["op"], event["args"]
     specs: list[SpecDescriptor]
     if "spec" in arguments:
@@ -90,7 +92,7 @@ def _specs(event: Event) -> Iterator[tuple[str, list[SpecDescriptor]]]:
 
 
 def _unequal_pages(event: Event) -> bool:
-    """Whether the layers of a plan had pages of several sizes before the planner made them equal."""
+    """Whether the layers of a plan had different page sizes before the planner made them equal."""
     plan = event["outcome"].get("value")
     given = plan.get("given", {}) if isinstance(plan, Mapping) else {}
     return len({facts["page_size_bytes"] for facts in given.values()}) > 1
@@ -113,7 +115,11 @@ def _of_specs(
 
 
 def _places(info: SpecClassInfo, field: FieldInfo, spec: SpecDescriptor) -> Iterator[str]:
-    """Where the field's value is: "" if it is off its default, then " lowest" and " highest"."""
+    """Yield how a field's entry ends for the value that a spec has.
+
+    It is "" if the value is not the default, " lowest" if it is at the lower end of the menu, and " highest"
+    if it is at the upper end.
+    """
     values = menu(info, field["name"])
     usual = (values[0] if values else None) if is_required(field) else field.get("default")
     value: Any = spec["fields"].get(field["name"], usual)
@@ -127,14 +133,14 @@ def _places(info: SpecClassInfo, field: FieldInfo, spec: SpecDescriptor) -> Iter
 
 
 def ends(values: Sequence[Any]) -> tuple[int, int] | None:
-    """The lowest and the highest value of a menu; None if it has fewer than two numbers."""
+    """The lowest and the highest value of a menu. None unless the menu consists of two or more integers."""
     if len(values) < 2 or not all(isinstance(value, int) for value in values):
         return None
     return min(values), max(values)
 
 
 def _contents(events: Sequence[Event]) -> Iterator[str]:
-    """What the contents of requests had."""
+    """Yield the entries of `CONTENTS` that the contents of requests had."""
     adapters: list[str] = []
     salts: list[str] = []
     texts: set[int] = set()
@@ -193,11 +199,12 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "salt beside items": ("salt", "items"),
     "salt beside embeddings": ("salt", "embeddings"),
 }
-"""What contents can have, with the kinds of content that a target has to take for it."""
+"""The inputs in contents of requests. With each, the kinds of content that a target must support to get
+it."""
 
 
 class _Pool:
-    """Follows the references and groups of a pool's blocks, to see what its calls are about."""
+    """Follows the reference counts and groups of a pool's blocks, to see on which blocks its calls act."""
 
     def __init__(self) -> None:
         self._references: Counter[int] = Counter()
@@ -262,7 +269,7 @@ POOL = (
     *(f"{call} of a {block} block" for call in ("touch", "evict") for block in ("referenced", "free")),
     "lookup in several groups",
 )
-"""What calls of a pool can be about."""
+"""The inputs of a pool's calls."""
 
 _SETUP: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "several groups": lambda setup: len(setup["groups"]) > 1,
@@ -294,7 +301,7 @@ _SETUP: dict[str, Callable[[Mapping[str, Any]], bool]] = {
 _ALLOCATE = ("hit", "lookahead", "external", "delay", "encoder", "whole")
 
 ENGINE = (*_SETUP, *(f"allocate with {name}" for name in _ALLOCATE))
-"""What the set-up of an engine can have, and what an allocation can have."""
+"""The inputs in an engine's setup, and in the arguments of `cache.allocate`."""
 
 
 def _block_sizes(setup: Mapping[str, Any]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Perform and record the operations of an example, in this process or in pristine ones."""
+"""Perform and record the operations of an example, in this process or in fresh ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class Died(Exception):
 
 
 class Stage:
-    """Performs the operations of one example and records their outcomes, run by run."""
+    """Performs the operations of one example and records their outcomes, run by run.
+
+    A run is what one process performs.
+    """
 
     def __init__(self) -> None:
         self.runs: list[list[dict[str, Any]]] = [[]]
@@ -70,10 +73,10 @@ class Stage:
 
 
 class Journal:
-    """A file with the operations of the current example, each written before it is performed.
+    """A file with the operations of the current example. Each is written before it is performed.
 
-    If the process dies, the operations in the file led to its death. An empty line follows an operation that
-    returned.
+    If the process dies, the file has the operations that led to this. After an operation that returned, there
+    is an empty line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,7 +95,7 @@ class Journal:
 
     @staticmethod
     def state(path: Path) -> tuple[bool, object]:
-        """Whether an operation is running, and a value that changes with each operation."""
+        """Whether an operation is running, and a value that changes whenever the journal changes."""
         try:
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -104,7 +107,7 @@ class Journal:
 
     @staticmethod
     def read(path: Path) -> Trace | None:
-        """The trace of a dead process, or None if it performed nothing."""
+        """The operations that a dead process performed, as a trace. None if it performed none."""
         if not path.exists():
             return None
         operations = [json.loads(line) for line in path.read_bytes().splitlines() if line]
@@ -112,7 +115,7 @@ class Journal:
 
 
 class LocalStage(Stage):
-    """Performs in this process, and writes each operation to the journal first."""
+    """Performs in this process. It writes each operation to the journal first."""
 
     def __init__(self, target: Asked, journal: Journal) -> None:
         super().__init__()
@@ -129,10 +132,10 @@ class LocalStage(Stage):
 
 
 class SwiftStage(Stage):
-    """Performs in this process, and does not copy the arguments and answers that it records, to be fast.
+    """Performs in this process, fast: it records arguments and answers without a copy, and has no journal.
 
     If the target changes an argument or an answer later, the record changes, too. So a failure that shows
-    here has to be confirmed on another stage.
+    here must be confirmed on another stage.
     """
 
     def __init__(self, target: Asked) -> None:
@@ -144,12 +147,16 @@ class SwiftStage(Stage):
 
 
 class IsolatedStage(Stage):
-    """Performs in pristine processes forked from the hosts. The journal only shows that the unit is alive."""
+    """Performs in fresh processes forked from the hosts.
+
+    The journal contains no operations here. It only changes at each operation, which shows that the unit is
+    alive.
+    """
 
     def __init__(
         self, hosts: Hosts, timeout: float, journal: Journal, measure: Measure | None = None
     ) -> None:
-        """`measure` collects the lines that the operations reach."""
+        """`measure`, if given, collects the lines that the operations reach."""
         super().__init__()
         self._measure = measure
         self._journal = journal

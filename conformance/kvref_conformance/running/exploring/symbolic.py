@@ -1,9 +1,10 @@
-"""Examples whose numbers CrossHair chooses, through Hypothesis' backend of that name.
+"""Make examples whose numbers CrossHair chooses. CrossHair is used as a backend of Hypothesis.
 
-CrossHair follows the drawn numbers through the target and the laws, and tries to make each comparison go
-either way: if a formula is wrong for one block size in a million, it can find that size. Each example is then
-performed again with the numbers that CrossHair chose, but without CrossHair. Only this second run is judged.
-Hypothesis reduces it like any other.
+Each example is performed twice. In the first run its numbers are symbolic: CrossHair follows them through the
+target and the laws, and searches for numbers that make each comparison go the other way. So if a formula is
+wrong for one block size in a million, CrossHair can find this size. In the second run, the operations are
+performed with the numbers that CrossHair chose, and without CrossHair. Only the second run is judged.
+Hypothesis reduces the example like any other.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _PROVIDER = "hypothesis_crosshair_provider.crosshair_provider.CrossHairPrimitive
 
 
 class SymbolicStage(Stage):
-    """Performs in this process with symbolic numbers, so it cannot keep a journal."""
+    """Performs operations with symbolic numbers, in this process.
+
+    Unknown numbers cannot be written down, so there is no journal.
+    """
 
     def __init__(self, target: Target) -> None:
         super().__init__()
@@ -44,7 +48,10 @@ class SymbolicStage(Stage):
 
 
 class SymbolicExplorer(Explorer):
-    """Makes examples of one workload and subject that take different paths through the laws."""
+    """Makes the examples of one unit whose numbers CrossHair chooses.
+
+    CrossHair may choose from a whole range of numbers where Hypothesis chooses from a list.
+    """
 
     def __init__(
         self,
@@ -93,7 +100,7 @@ class SymbolicExplorer(Explorer):
 
 
 def _look(law: Law, stage: Stage) -> None:
-    """Run the law so that CrossHair sees its comparisons; the judgement does not count."""
+    """Run the law's check so that CrossHair sees its comparisons. Ignore the result."""
     try:
         law.check(stage.runs)
     except Exception:

@@ -1,12 +1,13 @@
-"""One unit of work: explore a workload for one subject, judge the examples, reduce the failures.
+"""Run one unit: make the examples of a workload for one subject, judge them, and reduce the failures.
 
-The first pass makes all examples and judges each by every law, so that no failure hides another. Then each
-new facet is searched again from the same seed, with its law as the only judge, and Hypothesis reduces the
-example. If a facet broke only in driven examples, the driver reduces it. If CrossHair makes examples, too, a
-facet that breaks only in those is reduced at once.
+First, the unit makes all examples, and every law judges each of them. So no failure hides another. Then the
+unit reduces each new facet that broke. It makes the same examples again from the same seed, judges them by
+this one law, and Hypothesis reduces the example that breaks it. If a facet broke only in driven examples, the
+driver reduces it. If CrossHair also makes examples and a facet breaks only in those, the facet is reduced at
+once.
 
-A unit of a fuzz reports each failure at once, before it is reduced: the fuzz may end at any moment. To
-measure the time to find, nothing is reduced.
+In a fuzz, the unit reports each failure before it reduces it, because the fuzz may end at any moment. When
+kvref measures how soon a law breaks, the unit reduces nothing.
 """
 
 from __future__ import annotations
@@ -34,31 +35,33 @@ from kvref_strategies.catalogue import WORKLOADS
 from kvref_strategies.workload import Description
 
 MAX_FACETS = 6
-"""At most this many facets of one law and subject are reduced; the others are only named."""
+"""A unit reduces at most this many facets of one law. The report only names the others."""
 
 PROGRESS_SECONDS = 0.2
 
 LONGEST_TEXT = 4000
-"""Characters kept of a law's `expected` and `observed`: an answer in them may be huge."""
+"""At most this many characters of a law's `expected` and `observed` are kept: they may contain a huge
+answer."""
 
 
 class _Found(Exception):
-    """The facet that is being reduced broke."""
+    """Raised within an example that breaks the law in the facet that is being reduced."""
 
 
 class _Stop(BaseException):
-    """Ends an exploration from within an example."""
+    """Raised within an example to end all of the exploration."""
 
 
 COUNTED = ("examples", "steps", "seconds", "driven_examples", "driven_steps", "driven_seconds")
-"""What a unit counts, besides behaviours."""
+"""What a unit counts, besides behaviours (see `behaviours.py`)."""
 
 
 class Report:
-    """Reports the unit's progress now and then, with the lines that were reached if coverage is measured.
+    """Sends reports about the unit to kvref's own process.
 
-    In a fuzz, also counts behaviours and reports each failure at once. Notes the inputs of examples if they
-    are asked for.
+    They contain the progress now and then, with the lines that were reached if coverage is measured. In a
+    fuzz, they also contain counts of behaviours, and each failure at once. If the request asks for the inputs
+    of examples, the report collects them.
     """
 
     def __init__(self, channel: Channel, request: Message, measure: Measure | None) -> None:
@@ -78,7 +81,7 @@ class Report:
             self._send()
 
     def judged(self) -> None:
-        """Stop measuring: all examples have been made, and what follows only reduces them."""
+        """Stop measuring coverage: all examples have been made, and the unit only reduces failures now."""
         if self._measure:
             self._send()
             self._measure.on = False
@@ -94,7 +97,7 @@ class Report:
         return {"counted": {**counted, "behaviours": dict(self._behaviours)}}
 
     def saw(self, stage: Stage) -> None:
-        """Count the behaviours of an example, and note its inputs."""
+        """Count the behaviours in an example and note its inputs, if the request asks for them."""
         if self._described is not None:
             for run in stage.runs:
                 self.inputs |= inputs_of(run, self._described)
@@ -103,7 +106,10 @@ class Report:
                 self._behaviours.update(behaviours_of(run))
 
     def broke(self, law: Law, facet: str, look: Callable[[], Stage]) -> None:
-        """In a fuzz, report that a law broke in this facet. `look` returns the stage of the example."""
+        """In a fuzz, report that a law broke in a facet, unless the facet is known or already reported.
+
+        `look` returns the stage on which the example was performed.
+        """
         if not self._fuzzing or (law.id, facet) in self._known:
             return
         self._known.add((law.id, facet))
@@ -111,18 +117,18 @@ class Report:
             self._channel.send({"broke": {"law": law.id, **shown}})
 
     def reduced(self, law: Law, smallest: dict[str, Any]) -> None:
-        """Report the reduced example of a failure: the fuzz may end before all failures are reduced."""
+        """In a fuzz, report a reduced failure at once: the fuzz may end before the others are reduced."""
         if self._fuzzing and "trace" in smallest:
             self._channel.send({"reduced": {"law": law.id, **smallest}})
 
 
 def prepare_host(folder: Path) -> None:
-    """Import and warm up, in a host, what all units forked from it need."""
+    """Do, once in a host, the start-up work that all units forked from the host share."""
     warm_up(folder / "hypothesis")
 
 
 def run_unit(target: Target, request: Message, channel: Channel, measure: Measure | None) -> None:
-    """Run one unit. Sends progress on the channel while it runs, then the findings."""
+    """Run one unit. It sends its progress over the channel while it runs, and its findings at the end."""
     if request["target"]:
         target = load_target(request["target"])
     performer = Measured(target, measure) if measure else target
@@ -173,14 +179,13 @@ def run_unit(target: Target, request: Message, channel: Channel, measure: Measur
 
 
 def _is_enough(until: list[str], per_law: dict[str, dict[str, Any]]) -> bool:
-    """Whether one of the laws in `until` has broken."""
     return any(per_law[law]["first"] is not None for law in until if law in per_law)
 
 
 def _collect(
     explorer: Explorer, laws: list[Law], report: Report, enough: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Make every example and judge it by every law. Returns the findings."""
+    """Make all examples that Hypothesis draws, and judge each by every law. Returns the findings."""
     per_law: dict[str, dict[str, Any]] = {
         law.id: {"examples": 0, "substantial": 0, "facets": set(), "first": None} for law in laws
     }
@@ -240,9 +245,9 @@ def _drive(
     report: Report,
     enough: Callable[[dict[str, Any]], bool],
 ) -> dict[str, dict[str, Example]]:
-    """Make a driven example from each setup and judge it by every law.
+    """Make a driven example from each setup, and judge it by every law.
 
-    Returns, by law and facet, the first example that breaks the law in this facet.
+    Returns, by law and facet, the first driven example that breaks the law in this facet.
     """
     broken: dict[str, dict[str, Example]] = {law.id: {} for law in laws}
     findings = report.findings
@@ -276,7 +281,7 @@ def _short(text: str) -> str:
 
 
 def _shown(law: Law, stage: Stage, facet: str) -> dict[str, Any] | None:
-    """How the example breaks the law in this facet, or None."""
+    """How the example breaks the law in this facet, with its trace. None if the law does not break so."""
     try:
         law.check(stage.runs)
     except LawBroken as broken:
@@ -291,7 +296,7 @@ def _shown(law: Law, stage: Stage, facet: str) -> dict[str, Any] | None:
 
 
 def _reduce(explorer: Explorer, law: Law, facet: str, report: Report) -> dict[str, Any]:
-    """The smallest example found in which the law breaks in this facet."""
+    """Make the examples again to reduce a facet. Returns the smallest example found that breaks it."""
     smallest: dict[str, Any] = {"facet": facet}
 
     def judge(stage: Stage) -> None:
@@ -310,9 +315,9 @@ def _reduce(explorer: Explorer, law: Law, facet: str, report: Report) -> dict[st
 
 
 def _search(explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], report: Report) -> None:
-    """Search for facets that were not `seen`, until a search finds none.
+    """Search for facets that are not in `seen`, until a search finds none.
 
-    CrossHair need not find a failure a second time, so the search that finds a facet also reduces it.
+    CrossHair may not find a failure a second time. So the search that finds a facet also reduces it.
     """
     findings = report.findings["laws"]
     while len(seen) < MAX_FACETS * len(laws) and (found := _search_one(explorer, laws, seen, report)):
@@ -324,7 +329,10 @@ def _search(explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], rep
 def _search_one(
     explorer: Explorer, laws: list[Law], seen: set[tuple[str, str]], report: Report
 ) -> tuple[Law, dict[str, Any]] | None:
-    """The first new facet that breaks, with its law and the smallest example found; None if none breaks."""
+    """Search for one facet that is not in `seen`.
+
+    Returns the law and the smallest example found that breaks it in this facet, or None.
+    """
     findings = report.findings
     found: tuple[Law, dict[str, Any]] | None = None
 

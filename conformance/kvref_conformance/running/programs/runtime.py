@@ -1,7 +1,9 @@
-"""How a stand-alone program performs its operations and judges them. Uses only the standard library.
+"""The part of a stand-alone program that performs the operations and judges the outcomes.
 
-`writer.py` copies the functions of this module into programs: `main_in_process` if one plain run is enough,
-`main_in_children` if runs need interpreter flags or their own process, or may end it.
+`writer.py` copies functions of this module, and all that they use, into each program. So they may need only
+the standard library. A program calls `main_in_process` if it can perform its operations in its own process.
+It calls `main_in_children` if there are several runs, if a run needs interpreter flags, or if an operation
+may end the process.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from kvref_conformance.processes.exit_codes import how_it_ended
 
 Function = Callable[..., Any]
 Operations = Sequence[tuple[str, dict[str, Any]]]
-"""The operations of a run: name and arguments."""
+"""The operations of one run, in order. Each has its name and its arguments."""
 
 Runs = Sequence[tuple[Sequence[str], Operations]]
-"""Interpreter flags and operations of each run."""
+"""For each run, the interpreter flags and the operations. A run is what one process performs."""
 
 START_SECONDS = 600  # for a child to start and import the target
 
 
 def perform_operation(function: Function, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The outcome of the operation, as plain data."""
+    """Call the function, and return its value or its exception as plain data."""
     try:
         outcome = {"value": function(**deepcopy(dict(arguments)))}
     except Exception as error:
@@ -48,7 +50,10 @@ def conclude(
     check: Callable[[list[list[dict[str, Any]]]], int],
     observe: Callable[[], list[list[dict[str, Any]]]],
 ) -> NoReturn:
-    """Perform, print, judge. Exit with 1 if the law is broken, 0 if it holds, 2 otherwise."""
+    """Perform the operations with `observe`, print them, judge them with `check`, and exit.
+
+    The exit code is 1 if the law is broken, 0 if it holds, and 2 if an error prevents the judgement.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -78,7 +83,7 @@ def conclude(
 
 
 def printable(text: str) -> str:
-    """The text on one line, with escapes for control characters: it may come from the target."""
+    """The text with escapes for control characters and line breaks. It may come from the target."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
@@ -111,7 +116,10 @@ def main_in_children(
     runs: Runs,
     timeout: float,
 ) -> NoReturn:
-    """Start this file again for each run; the child calls `run_as_child`."""
+    """Perform each run in a process of its own, then judge them all.
+
+    Each process runs this file, the program, from the start, and calls `run_as_child`.
+    """
 
     def observe() -> list[list[dict[str, Any]]]:
         return [observe_child(number, flags, run, timeout) for number, (flags, run) in enumerate(runs)]
@@ -120,7 +128,11 @@ def main_in_children(
 
 
 def run_as_child(functions: Mapping[str, Function], runs: Runs) -> NoReturn:
-    """Perform a run. A line before and after each operation shows during which one the process died."""
+    """Perform one run. The command line gives its number and the path of a journal.
+
+    The journal gets a line before each operation and a line after it. So if the process dies, the journal
+    shows during which operation.
+    """
     number, journal_path = sys.argv[2:]
     _, run = runs[int(number)]
     with open(journal_path, "a", encoding="ascii") as journal:
@@ -135,7 +147,11 @@ def run_as_child(functions: Mapping[str, Function], runs: Runs) -> NoReturn:
 
 
 def observe_child(number: int, flags: Sequence[str], run: Operations, timeout: float) -> list[dict[str, Any]]:
-    """The events of a run in a child. The operation that ends the child has the outcome `died`."""
+    """Perform a run in a new process, and return its events: the operations with their outcomes.
+
+    If the process dies or hangs in an operation, the outcome is `died`. Raises `RuntimeError` if the process
+    dies outside an operation, or if an outcome is not plain data.
+    """
     lines: list[bytes] = []
     rest = b""
     how = ""

@@ -1,13 +1,19 @@
-"""Write stand-alone programs, which show a broken law to people who have only the target.
+"""Write stand-alone programs. A program shows a broken law to people who have only the target.
 
-A program contains the source of the native operations it uses, the operations as literal data, and the source
-of the law's own check, so that program and check cannot differ. It exits with 1 if the law is broken, with 0
-if it holds, and with 2 if it cannot find out (because the target cannot be imported, for example).
+A program has three parts: the source of the native functions that it needs, the operations as literal data,
+and the source of the law's check. A native function performs an operation through the target's own API. kvref
+calls the same functions and the same check, so program and kvref cannot differ. The program exits with 1 if
+the law is broken and with 0 if it holds. It exits with 2 if it cannot find out, for example because the
+target cannot be imported.
 
-The writer reads source and never imports it, because native operations import their target at the top. It
-understands plain top-level code. It raises `ProgramError` for an inlined module that is imported as a whole
-or inside a function, for star imports, and for two modules that give one name different meanings. It leaves
-out calls at the top level of a module, such as registrations.
+The writer copies definitions from kvref's modules into the program: it *inlines* these modules. Imports of
+other modules stay. The writer reads source and never imports it, because modules with native functions import
+the target. It understands only plain code at the top level of a module, and leaves out calls there, such as
+registrations. It raises `ProgramError` in these cases:
+
+* an inlined module is imported as a whole, or inside a function;
+* a module has a star import;
+* two modules give one name different meanings.
 """
 
 from __future__ import annotations
@@ -50,14 +56,17 @@ class ProgramError(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """A function, class or constant at the top level of a module."""
+    """Where to find the source of a function, class or constant: its module, and its name there."""
 
     module: str
     name: str
 
 
 def collect(sources: Sequence[Source], *, inline: Sequence[str] = INLINE) -> str:
-    """The source of the definitions and of everything they use. Imports of modules outside `inline` stay."""
+    """The source of these definitions, and of everything that they use.
+
+    Definitions from the packages in `inline` are copied. Other modules stay imported.
+    """
     closure = _Closure(inline)
     for source in sources:
         closure.add(source.module, source.name)
@@ -78,16 +87,18 @@ def stand_alone_program(
     setup: Mapping[str, Any] | None = None,
     inline: Sequence[str] = INLINE,
 ) -> str:
-    """The program that performs the trace and judges it with the law.
+    """The source of a program that performs the trace and judges it with the law.
 
-    `operations` maps an operation to its native function (`LookupError` for an unknown one), or is
-    `"pkg.module:factory"` for a target whose parts are called directly. If the name of a native function is
-    ambiguous, the program calls it `<part>_<function>`.
+    `operations` maps the name of an operation to its native function, and raises `LookupError` for an unknown
+    name. For a target whose parts can be called directly, it is `"pkg.module:factory"`. If two things in the
+    program would have the same name, a native function is renamed to `<part>_<function>`.
 
-    Each run has its own process if there are several runs, if a run has interpreter flags, or if `isolated`.
-    Then an operation that dies, or takes more than `timeout` seconds, has the outcome `died`.
+    Each run gets a process of its own if there are several runs, if a run has interpreter flags, or if
+    `isolated` is set. Then an operation that ends its process, or takes more than `timeout` seconds, has the
+    outcome `died`.
 
-    `setup` holds the arguments of `use_plugin`. The program calls it before it imports the target.
+    `setup` holds the arguments of `use_plugin`. The program calls this function before it imports the target.
+    If `setup` is None, the program does not call it.
     """
     runs = [
         (
@@ -232,7 +243,7 @@ def _docstring(text: str) -> str:
 
 
 def _literal(value: Any, indent: int = 0, width: float = WIDTH) -> str:
-    """`repr` of plain data and pairs, with double quotes if possible, on as many lines as needed."""
+    """Plain data as Python code, with double quotes if possible. Long code is broken into several lines."""
     if isinstance(value, str):
         text = repr(value)
         return text if '"' in text or "\\'" in text else f'"{text[1:-1]}"'
@@ -257,7 +268,7 @@ def _literal(value: Any, indent: int = 0, width: float = WIDTH) -> str:
 
 @dataclass(frozen=True, order=True)
 class _Import:
-    """`from module import name as alias`, or `import module as alias` without a name."""
+    """`from module import name as alias`. If `name` is empty, `import module as alias`."""
 
     module: str
     name: str = ""
@@ -276,7 +287,7 @@ class _Import:
 
 @dataclass
 class _Definition:
-    """A top-level statement that binds names."""
+    """A statement at the top level of a module that defines names."""
 
     node: ast.stmt
     text: str
@@ -287,7 +298,7 @@ class _Definition:
 
 
 class _Module:
-    """The top level of a module, read as text."""
+    """The imports and definitions at the top level of a module, read from its source."""
 
     def __init__(self, name: str, path: Path, text: str) -> None:
         self.name = name
@@ -317,7 +328,7 @@ class _Module:
                 yield _Import(module, alias.name, "" if renamed == alias.name else renamed)
 
     def text(self, node: ast.stmt, following: ast.stmt | None) -> str:
-        """The lines of a statement, with the comment above it, and with the docstring below a constant."""
+        """The source of a statement, with the comment above it and, for a constant, the docstring below."""
         decorators = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
         while first and self.lines[first - 1].startswith("#"):
@@ -331,11 +342,11 @@ class _Module:
 _read = functools.lru_cache(maxsize=64)(_Module)
 
 _Place = tuple[str, int]
-"""Where a definition is: its module, and which of the module's items it is."""
+"""Where a definition is: the name of its module, and its index in `_Module.items`."""
 
 
 class _Closure:
-    """Everything that some definitions use, in the order in which Python would run it."""
+    """Definitions from several modules, with everything that they use. A program is written from these."""
 
     def __init__(self, inline: Sequence[str], reserved: Sequence[str] = ()) -> None:
         self.inline = tuple(inline)
@@ -354,7 +365,10 @@ class _Closure:
         return self.modules[name]
 
     def add(self, module_name: str, name: str, user: str = "") -> None:
-        """Add a name of a module and all it uses. `user` is the definition that needs it."""
+        """Add a definition, and everything that it uses.
+
+        `user` is the definition that uses this one. It is empty if the program itself needs this definition.
+        """
         module = self.module(module_name)
         if name not in module.binding:
             why = f"{user} uses" if user else "a program needs"
@@ -377,7 +391,7 @@ class _Closure:
                         self.add(module_name, used, f"{module_name}.{name}")
 
     def use(self, imported: _Import, module: _Module | None = None, index: int = 0) -> None:
-        """Keep an import, or add the imported definition if its module is to be inlined."""
+        """Keep an import as it is. If its module is to be inlined, add the imported definition instead."""
         if module is None or not self.inlines(imported.module):
             self.kept.add(imported)
             self.bind(imported.binds, imported.origin)
@@ -408,7 +422,11 @@ class _Closure:
                         )
 
     def settle(self, functions: Mapping[str, Source]) -> dict[str, str]:
-        """Rename the functions of operations where they clash; return each operation's function."""
+        """Resolve name clashes. Returns the name that the function of each operation has in the program.
+
+        If the function of an operation shares its name with something else, the function is renamed. Raises
+        `ProgramError` if names still clash.
+        """
         clashing = {name for name, origins in self.origins.items() if len(origins) > 1}
         called: dict[Source, str] = {}
         for operation, source in functions.items():
@@ -421,7 +439,7 @@ class _Closure:
         return {operation: called[source] for operation, source in functions.items()}
 
     def rename(self, source: Source, name: str) -> bool:
-        """Rename a function that nothing else refers to."""
+        """Rename a function. Returns False, and changes nothing, if another definition uses the function."""
         module, origin = self.modules[source.module], f"{source.module}.{source.name}"
         indexes = module.binding[source.name]
         item = module.items[indexes[0]]
@@ -437,12 +455,12 @@ class _Closure:
         return True
 
     def packages(self) -> list[str]:
-        """The packages that the definitions import, beyond the standard library."""
+        """The packages that the definitions import, without the standard library."""
         roots = {imported.module.partition(".")[0] for imported in self.kept}
         return sorted(roots - sys.stdlib_module_names)
 
     def imports(self, standard: bool) -> str:
-        """The import statements: those of the standard library if `standard`, else the others."""
+        """The import statements: those of the standard library if `standard`, otherwise all others."""
         kept = sorted(
             imported
             for imported in self.kept
@@ -460,7 +478,8 @@ class _Closure:
     def body(self, places: Collection[_Place]) -> str:
         """The source of the definitions at these places.
 
-        A module comes after the modules that it needs. Within a module, the order stays the same.
+        The definitions of a module come after those of the modules that it needs. Within a module, they keep
+        their order.
         """
         order: dict[str, int] = {}
         visited: set[str] = set()
@@ -484,7 +503,7 @@ class _Closure:
 
 
 def _find(name: str) -> Path:
-    """The file of a module, found without importing anything."""
+    """The source file of a module. Nothing is imported to find it."""
     root, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(root)
@@ -517,7 +536,7 @@ def _touched(node: ast.stmt) -> set[str]:
 
 
 def _names(node: ast.stmt) -> tuple[set[str], set[str]]:
-    """Module-level names that a statement binds, and those that it uses when run or called."""
+    """The module-level names that a statement defines, and those that the statement or its functions use."""
     bare = ast.unparse(_WithoutAnnotations().visit(copy.deepcopy(node)))
     table = symtable.symtable(bare, "<statement>", "exec")
     symbols = table.get_symbols()
@@ -540,7 +559,10 @@ def _names(node: ast.stmt) -> tuple[set[str], set[str]]:
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
-    """Drops annotations. A program does not evaluate them, so it does not need names that only they use."""
+    """Removes annotations from a statement.
+
+    A program never evaluates annotations. So it does not need names that only annotations use.
+    """
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None

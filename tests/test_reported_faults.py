@@ -1,4 +1,4 @@
-"""Each reported fault is found by its law, with a trace in which several operations meet."""
+"""Each reported fault is found by its law, with a trace in which several operations interact."""
 
 import importlib
 import io
@@ -52,7 +52,7 @@ SHOWN_BY = {
     "chain_ends_at_the_first_layer": "attention",
     "each_stage_plans_alone": "windows",
 }
-"""The subject that shows a fault soonest."""
+"""The subject that shows each fault soonest."""
 
 MAKING = {
     *("registry.initialise", "registry.define_spec", "registry.define_manager"),
@@ -66,13 +66,13 @@ MAKING = {
         "connector.create",
     ),
 }
-"""What there is, before anything is done with it."""
+"""Operations that only create the things under test."""
 
 TELLING = {
     *("pool.state", "cache.state", "cache.new_step", "cache.progress", "cache.block_ids"),
     *("cache.take_copies", "cache.take_new_block_ids", "cache.take_events"),
 }
-"""What is told of, or asked for, in every step, whatever is done in it; and probes."""
+"""Operations that only report something, or that every step contains."""
 
 
 def short(fault: str) -> str:
@@ -80,9 +80,9 @@ def short(fault: str) -> str:
 
 
 def meeting(trace: Trace) -> list[str]:
-    """The operations that meet in a trace, of all its processes, without those that only create or report.
+    """The operations of all processes in a trace, without those that only create or report something.
 
-    The others allocate, free, look up, store, move, write, read, register or plan something.
+    What is left allocates, frees, looks up, stores, moves, writes, reads, registers or plans something.
     """
     operations = [each["op"] for run in trace["runs"] for each in run["operations"]]
     return [op for op in operations if op not in MAKING | TELLING]

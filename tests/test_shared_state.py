@@ -1,4 +1,4 @@
-"""State that threads share."""
+"""State that several threads share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each deliberate fault of the reference breaks the law it is meant for, and no other of its area."""
+"""Each deliberate fault of the reference breaks its own law, and no other law of the area."""
 
 import pytest
 from faulty import breaks_exactly_its_law

@@ -31,7 +31,7 @@ pytest.register_assert_rewrite("faulty")
 TARGETS = Path(__file__).with_name("targets")
 
 EXAMPLES = 25
-"""Examples that a workload draws for each subject. Few, so that a check ends soon."""
+"""How many examples a workload draws for each subject. Few, so that a check ends soon."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from kvref_strategies.caches import UNKNOWN_KIND
 from kvref_strategies.catalogue import WORKLOADS
 
 BRIEF, ISOLATED_BRIEF = 30, 10
-"""Examples for the laws that a fault must not break.
+"""How many examples the laws get that a fault must not break.
 
-Workloads that need processes of their own get the smaller number, since they are much slower.
+Laws whose workloads need processes of their own get the smaller number, since they are much slower.
 """
 
 CACHE_AREAS = ("manager", "coordinator", "admission", "events", "shadow")
@@ -50,12 +50,13 @@ ALSO = {
     "shadow.reads-own": {"shadow.hit-content"},
     "shadow.no-foreign-write": {"shadow.reads-own", "shadow.hit-content"},
 }
-"""Laws with a fault that breaks further laws of the same area, each with these further laws.
+"""Laws whose fault also breaks other laws of the area, each with these other laws.
 
-If the order of layers changes a plan, workers that list their layers in another order plan another memory.
-The page size decides how many blocks fit. If a request writes to a block that it shares, every later reader
-of the block gets wrong content, whether it had a hit or not. If a hit within a block is not copied, the hit
-is cut, and a window loses its beginning.
+If plans depend on the order of layers, two workers with different orders plan different memory. A plan that
+counts the memory of its blocks wrongly also misjudges how much memory is enough. A page with bytes that
+nothing needs also wastes memory. If a request writes to a block that it shares, every later reader of the
+block gets wrong content, with a hit or without. If a hit within a block is not copied, the request writes to
+the cached block, and a window may lack its beginning.
 """
 
 COMPARE_HALVES = {"pool.variants-agree", "manager.variants-agree"}
@@ -81,7 +82,7 @@ def check_fault(fault: str) -> tuple[list[Row], list[Row]]:
     )
     in_cache = law.area in CACHE_AREAS or law.id in SHOWN_BY
     subjects = (SHOWN_BY.get(law.id, "SlidingWindowSpec"),) if in_cache else ()
-    # A law of this area whose workload runs a cache is slow, and faults of the cache already try it.
+    # Leave out laws whose workload runs a cache: they are slow, and the faults of the cache already try them.
     fast = [other for other in others if in_cache or not LAWS[other].workload.startswith("cache.")]
     beside = tuple(other for other in fast if other != law.id)
     if law.area in CACHE_AREAS:
@@ -116,7 +117,7 @@ def breaks_exactly_its_law(fault: str) -> None:
 
 
 def left_out(row: Row) -> bool:
-    """Whether the law does not apply: the reference has nothing for it to judge, no plugin for example."""
+    """Whether the law does not apply because the reference lacks what it judges, a plugin for example."""
     reasons = ["there is no plugin", UNKNOWN_KIND, "the target does not declare the capability partial_hits"]
     if row.law != ANSWERS.id:
         reasons.append(WORKLOADS[LAWS[row.law].workload].unobserved)

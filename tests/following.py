@@ -27,7 +27,7 @@ class NotSo(Exception):
 
 
 class OutOfCalls(Exception):
-    """The engine has issued every call of the record and goes on."""
+    """The engine has issued all calls of the record, and would make another one."""
 
 
 class Record:
@@ -44,7 +44,7 @@ class Record:
         """Indices of calls after `place` that the engine has issued already. All of them are `progress`."""
         self.told: dict[str, tuple[int, int]] = {}
         self.tries = [0]
-        """How often the record was copied for a try. All copies share this counter."""
+        """How many decisions were tried. Each try copies the record, and all copies share this counter."""
 
     def copy(self) -> Record:
         other = Record(self.calls)
@@ -178,9 +178,9 @@ def follow(setup: Setup, shape: dict[str, Any], calls: Sequence[Call]) -> tuple[
 
 
 SHARED = ("stage", "setup", "operations", "prompts", "shape", "alignment")
-"""Attributes that all copies of an engine share. They never change, or matter only for new prompts.
+"""Attributes that all copies of an engine share, because none of them influences the search.
 
-The search makes no prompts up: it adds the recorded requests.
+`prompts` does change, but the engine reads it only to make up a prompt. The search adds recorded requests.
 """
 
 

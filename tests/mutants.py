@@ -41,10 +41,10 @@ from kvref_strategies.workload import Description
 KEPT = ROOT / "mutants"
 
 SECONDS = 20.0
-"""How long a mutant is tried: it gets the units of a check that take this long on the reference."""
+"""How many seconds of units each mutant gets. The time counts as on the reference, without the mutant."""
 
 SEEDS = 10
-"""The largest number of seeds. The reference conforms with each of them."""
+"""The largest number of seeds for one mutant. The reference conforms with each of these seeds."""
 
 LONGEST = 10 * SECONDS
 """Seconds after which we give up on a mutant. It counts as survived: it only makes the reference slow."""
@@ -154,7 +154,7 @@ def order(units: Iterable[Known], function: str) -> list[Known]:
 
 
 def rounds(units: Sequence[Known]) -> Iterator[list[Known]]:
-    """Repeats the units, each round with another seed, until `SECONDS` are used up.
+    """Repeats the units, each round with another seed, until `SECONDS` or `SEEDS` are used up.
 
     The time is counted as on the reference. So the load of the machine does not change which units run.
     """

@@ -195,8 +195,8 @@ class _Forgotten(ast.NodeTransformer):
 def sample(mutants: Iterable[Mutant], size: int, least: int) -> list[Mutant]:
     """Draws `size` mutants, from each module in proportion, but at least `least` (or all that it has).
 
-    A hash of its name selects each mutant. So the others stay in the sample when some mutants of a module
-    change.
+    A hash of a mutant's name decides whether it is drawn. So if a function changes, its other mutants stay in
+    the sample.
     """
     modules: defaultdict[str, list[Mutant]] = defaultdict(list)
     for mutant in mutants:

@@ -1,7 +1,7 @@
 """Checks that `kvref check` reaches all of the reference, except refusals and what docs/unreached.toml lists.
 
-It reads the report of a check with `--coverage` (`tox -e reached`). It prints what the list lacks and what
-the list contains without need, and exits with 1 if there is either.
+It reads the report of a check with `--coverage` (`tox -e reached`). It prints the entries that the list
+lacks, and the entries that it does not need. If there are any, it exits with 1.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ FOLDER = Path(kvref.__file__).parent.parent
 
 
 def refusals(tree: ast.Module) -> set[int]:
-    """Lines of code blocks that end by raising an exception, and lines that a derived class must replace.
+    """Lines of code blocks that end by raising an exception, and lines that raise NotImplementedError.
 
-    A check does not reach them: it makes no call that an engine would not make.
+    A check does not reach them: it makes no call that an engine would not make, and a derived class replaces
+    the others.
     """
     lines: set[int] = set()
     for node in ast.walk(tree):

@@ -1,6 +1,6 @@
-"""kvref counts what the mini-scheduler does, and the examples contain everything important often enough.
+"""The examples contain everything important that engines do, and kvref counts it correctly.
 
-Without that, the laws that judge whole runs of an engine could hold because nothing happens.
+Otherwise the laws about whole runs of an engine could hold only because nothing happens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OFTEN = 20
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
-    """Counts over the driven examples of a check at quick depth, all subjects together."""
+    """What the driven examples of a check at quick depth do, counted for all subjects together."""
     target, workload = ReferenceTarget(), WORKLOADS["shadow.machine"]
     journal = Journal(tmp_path_factory.mktemp("journal") / "journal")
     description = {**describe(target), "device": "cpu"}

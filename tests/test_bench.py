@@ -228,7 +228,7 @@ def test_rounds_alternate_and_the_ratio_is_that_of_medians(scripted: Any) -> Non
     timed, order = scripted(({"size": 10}, FIRST), ({"size": 10}, SECOND))
     assert order == ["A", "B"] * 5 + ["close B", "close A"]
     assert (timed.median("A"), timed.median("B"), timed.ratio) == (3.0, 8.0, 8 / 3)
-    assert (timed.iqr("A"), timed.spread) == (2.0, (2.0, 2.0))  # the differences are 2, 2, 4, 2, 2
+    assert (timed.iqr("A"), timed.spread) == (2.0, (2.0, 2.0))  # the ratios are 2, 2, 4, 2, 2
 
 
 def test_there_is_no_ratio_of_unequal_work(scripted: Any) -> None:
@@ -307,7 +307,7 @@ def test_what_cannot_be_timed_is_left_out_with_its_reason(kvref: Kvref, target: 
     only = "sharing.join" if target.endswith("ends") else "pool.lookup"
     ran = kvref("bench", target, "--path", TARGETS, "--quick", "--only", only)
     text = " ".join(ran.out.split())
-    # With pool.lookup, its limit is still timed, so something was measured.
+    # The limit of pool.lookup is timed for every target, so that run measures something.
     assert (ran.code, words in text) == (3 if only == "sharing.join" else 0, True), text
 
 

@@ -255,7 +255,7 @@ class Engine:
         return min([3, *recurrent])
 
     def compute(self, running: Request, start: int, certain: int, drafts: int = 0, rejected: int = 0) -> None:
-        """Read what each token needs and write its own slot. Then accept all but `rejected` of the drafts."""
+        """For each token, read what it needs and write its slot. Then accept all drafts but `rejected`."""
         tokens = [*running.all_token_ids, *(start + i for i in range(drafts))]
         self.read(running, start, certain + drafts)
         boundaries = {end for end in range(start + 1, start + certain) if end % 2 == 0}
@@ -270,7 +270,7 @@ class Engine:
         self.manager.new_step_starts()
 
     def settle(self, running: Request, accepted: int) -> None:
-        """Do as a worker: put the state of the last accepted draft where the next step looks for it.
+        """Do what a worker does: put the state of the last accepted draft where the next step looks for it.
 
         In mode "all", do the same for each accepted draft that ends a block.
         """
@@ -665,7 +665,7 @@ def test_who_leaves_a_step_again_leaves_no_key_for_it(specs: list[KVCacheSpec]) 
 
 
 def test_who_leaves_takes_no_keys_of_others() -> None:
-    """The second request hits blocks in the step in which the first one computes them, then leaves."""
+    """The second request hits blocks in the step in which the first one computes them. Then it leaves."""
     manager = make([full()])
     first, second = request("a", range(9)), request("b", range(9))
     assert manager.allocate_slots(first, 9) is not None
@@ -702,8 +702,7 @@ def test_steps_without_change_are_over_at_once() -> None:
         assert manager.allocate_slots(running, 1) is not None
         running.append_output_token_ids(0)
         assert len(manager.get_block_ids("a")[0]) == -(-(computed + 1) // 4)
-    # At 9 and 13 a block leaves the window, at 11 and 15 a block gets full, at 12 and 16 a new block is
-    # needed.
+    # At 9 and 13 a block leaves the window, at 11 and 15 a block gets full, at 12 and 16 a block is needed.
     assert asked == [9, 11, 12, 13, 15, 16]
 
 

@@ -14,7 +14,7 @@ MERGE = ("--laws", "spec.merge-identity", "--subjects", "FullAttentionSpec")
 
 @pytest.fixture
 def baseline(kvref: Kvref, tmp_path: Path) -> Path:
-    """A baseline with the finding of one target, which has a known cause instead of a reason."""
+    """A baseline with one target's finding. Its entry names a known cause instead of a reason."""
     file = tmp_path / "toy.json"
     assert kvref.check(LOSING, *MERGE, "--save-baseline", file).code == 1
     document = json.loads(file.read_text())

@@ -352,7 +352,7 @@ def test_replay_cannot_tell(kvref: Kvref, tmp_path: Path, content: dict[str, Any
 
 
 def test_replay_under_any_flags(kvref: Kvref, tmp_path: Path) -> None:
-    """The trace decides on the flags, whatever flags its law uses in a check."""
+    """The process gets the flags of the trace, whatever flags the law needs in a check."""
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace("spec.merge-identity", "specs.classes", flags=("-OO", "-B"))))
     ran = kvref("replay", path, TOY, "--path", TARGETS)

@@ -1,4 +1,4 @@
-"""Laws of connectors on events made by hand: correct events break no law, wrong ones break one facet."""
+"""Laws of connectors on events made by hand: correct events keep each law, wrong ones break it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -216,7 +216,7 @@ def loaded(computed: int) -> Event:
 def test_what_is_being_loaded_has_no_key(behind: dict[int, list[str]]) -> None:
     assert failed_load([[*LOADING, state(FOUND)]]) == 1
     assert facets(failed_load, *LOADING, state(behind)) == ("being loaded",)
-    # It gets no key later either, nor when a block is freed.
+    # The block gets no key later either, nor when the request is freed.
     other = allocate("s", 4, delay=False)
     for later in (other, event("cache.free", request="r")):
         assert failed_load([[*LOADING, state(FOUND), later, state(FOUND)]]) == 1
@@ -229,7 +229,7 @@ def test_a_key_in_the_index_alone_is_one() -> None:
 
 
 def test_other_blocks_may_get_keys() -> None:
-    """Others: the block that was found, blocks of other requests, and blocks that the request has freed."""
+    """Other blocks are the found block, blocks of other requests, and blocks that the request has freed."""
     others = {1: ["h4/0", "h2/0"], 4: ["h8/0"]}
     assert failed_load([[*LOADING, state(others)]]) == 1
     freed = [*LOADING, state(FOUND), event("cache.free", request="r"), state(FOUND)]

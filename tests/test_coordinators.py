@@ -115,7 +115,7 @@ def test_eagle_groups_are_those_that_say_so_or_all() -> None:
 def resend(
     specs: Sequence[KVCacheSpec], tokens: int, again: int, eagle: bool, chunk: int = 10**6
 ) -> tuple[int, int]:
-    """Compute a prompt, then look up its first `again` tokens. Returns the hit's length and its unit."""
+    """Compute a prompt and look up its first `again` tokens. Returns the hit's length and the hits' unit."""
     unit = math.lcm(*(spec.block_size for spec in specs))
     manager = KVCacheManager(
         config(specs), 400, scheduler_block_size=unit, hash_block_size=2, use_eagle=eagle

@@ -47,8 +47,7 @@ def test_each_difference_has_a_name_of_its_own_and_laws_that_exist() -> None:
 
 
 def test_the_page_of_commands_is_up_to_date() -> None:
-    # In a process of its own: a click command remembers under which names its help option was first asked
-    # for.
+    # In a new process: click keeps the names of a help option from the first command that asked for it.
     made = subprocess.run([sys.executable, commands.__file__], capture_output=True, text=True, check=True)
     assert (DOCS / "cli.md").read_text(encoding="utf-8") == made.stdout, (
         "run: python tests/commands.py > docs/cli.md"
@@ -114,7 +113,7 @@ TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 
 
 def test_the_tutorial_ends_with_the_profile_of_its_plugin() -> None:
-    """Apart from the known finding, it equals the plugin's own profile, which tests/vllm runs."""
+    """Apart from the known finding, the tutorial's profile equals the plugin's own, which tests/vllm runs."""
     blocks = re.findall(r"^```toml\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
     told = tomllib.loads("".join(blocks))
     assert [entry["law"] for entry in told.pop("known")] == ["spec.merge-identity"]

@@ -19,8 +19,8 @@ from kvref_conformance.targets.faults import FAULTS
 ONE_OF_EACH_AREA = {LAWS[law].area: fault for fault, law in reversed(FAULTS.items()) if law != ANSWERS.id}
 """One fault of each area, which these tests reduce and confirm, and try on all laws of the area.
 
-tests/nightly does the same with every fault, and with that of `target.answers`: it needs the laws of several
-areas, which takes minutes.
+tests/nightly does the same with every fault. Only there runs the fault of `target.answers`: it needs the laws
+of several areas, which takes minutes.
 """
 
 
@@ -38,9 +38,8 @@ def test_the_reference_keeps_every_law() -> None:
     assert {row.law for row in rows} == set(LAWS)
     rest = [row for row in rows if not left_out(row)]
     assert [row.title for row in rest if row.status is not Status.HOLDS or not row.examples] == []
-    # Laws about plugins do not apply here: test_plugin.py checks them on a reference with a plugin. Hits
-    # within a
-    # block occur only in vLLM.
+    # Laws about plugins do not apply here: test_plugin.py checks them on a reference with a plugin.
+    # Hits within a block occur only in vLLM.
     missing = set(LAWS) - {row.law for row in rest}
     plugins = {row.law for row in rows if row.message == "there is no plugin"}
     assert missing == {*plugins, "manager.copies-reported"}

@@ -594,7 +594,7 @@ def test_interrupt_while_confirming(kvref: Kvref, tmp_path: Path, monkeypatch: p
 
 
 def test_killed_while_loading(kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The temporary folder stays, because no process is left to remove it. Nothing else does."""
+    """Nothing but the temporary folder stays: no process is left to remove it."""
     marker = tmp_path / "marker"
     monkeypatch.setenv("HOSTILE_MARKER", str(marker))
     process = kvref.start("check", "hostile_loading:hangs_with_child", "--path", TARGETS, *MERGE)

@@ -27,7 +27,7 @@ class Pip:
         self.installed: list[list[str]] = []
         self.broken = ""
         self.lacking: list[list[str]] = []
-        """What a release's folder lacks, one list for each time that kvref asks."""
+        """What a release's folder lacks: one answer for each time that kvref asks."""
         self.found = ""
 
     def __call__(self, python: Path, *arguments: str) -> str:
@@ -100,7 +100,7 @@ def test_the_newest_is_the_environment(pip: Pip) -> None:
 
 
 def test_another_release_lies_beside(pip: Pip) -> None:
-    """Its folder also gets the requirements that the environment lacks, and their requirements."""
+    """The release's folder also gets the requirements that the environment lacks, and their requirements."""
     pip.lacking = [["gguf>=1"], ["tiny"], []]
     host = hosts.prepare("0.25.1", quiet)
     assert host.prepared
@@ -220,7 +220,7 @@ def test_hosts_prepare(kvref: Kvref, pip: Pip) -> None:
 
 @pytest.mark.parametrize("version", ["0.24.9", "../../etc", ""])
 def test_hosts_prepare_refuses(kvref: Kvref, pip: Pip, version: str) -> None:
-    """kvref refuses one wrong version before it prepares any, even the versions named before it."""
+    """If one version is wrong, kvref prepares none, not even the versions named before it."""
     ran = kvref("hosts", "prepare", "0.25.1", version)
     assert (ran.code, ran.out, pip.installed) == (2, "", [])
     assert f"kvref cannot prepare vllm=={version}; it can prepare 0.22.1, " in ran.err

@@ -211,8 +211,7 @@ def test_align_takes_one_block_a_step_and_moves_the_speculative_ones() -> None:
         assert (first[:2], len(set(first))) == ([0, 0], 4)
         second = list(allocate(manager, 64))
         assert second[:5] == first
-        # One speculative block becomes the block of the state. The other is not needed here and moves to the
-        # end.
+        # One speculative block becomes the state's block. The other one was skipped, and moves to the end.
         third = list(allocate(manager, 96))
         assert third[:6] == [*second[:4], 0, second[5]]
         assert third[6] == second[4]

@@ -63,7 +63,7 @@ def test_a_plugin_that_fits_is_conformant() -> None:
 
 
 def test_its_own_fields_that_are_not_varied_are_told() -> None:
-    """No example would show that a merge loses such a field."""
+    """No example would show that a merge loses this field."""
     (note,) = plugged().notes
     assert note.startswith("these fields had their defaults in all examples; ")
     assert note.endswith(": AcmeSpec.banks")

@@ -1,4 +1,4 @@
-"""Laws of the pool on events made by hand: correct events break no law, wrong ones break one facet."""
+"""Laws of the pool on events made by hand. Correct events keep each law, wrong ones break it in one facet."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -165,7 +165,7 @@ def test_reserved_blocks_are_neither_free_nor_held() -> None:
 def test_what_is_free_can_be_had(taken: Event, facet: str) -> None:
     before = [*START, take(1), state([2, 3])]
     assert partition([[*before, take(3, 2), state([])]]) == 3
-    # The law does not judge a request for more blocks than are free, or if no state was seen before.
+    # The law does not judge a call for more blocks than are free, nor a call before any state was seen.
     assert partition([[*before, event("get_new_blocks", REFUSED, num_blocks=3)]]) == 2
     assert partition([[*START, take(1), event("get_new_blocks", REFUSED, num_blocks=1)]]) == 1
     assert facets(partition, *before, taken) == (facet,)

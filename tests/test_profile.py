@@ -514,7 +514,7 @@ def test_several_targets_in_one_file() -> None:
         ran = check(SEVERAL, name)
         assert ran.report["target"]["capabilities"] == {"block_sizes": [size]}
         assert ran.report["profile"] == f"kvref.toml [{name}]"
-    # If only one of the profiles is for a target, the target also chooses the profile.
+    # If a target belongs to only one of the profiles, its name selects that profile.
     assert check(SEVERAL, "vendor_toy:forgetful").report["profile"] == "kvref.toml [broken]"
     codes = [check(SEVERAL, name, IDENTITY, *DENSE).code for name in ("broken", "small")]
     assert codes == [1, 0]

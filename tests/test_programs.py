@@ -386,7 +386,7 @@ def test_outcomes_are_those_of_perform(engine: Path, isolated: bool) -> None:
     target: Any = SimpleNamespace(name="engine", part=SimpleNamespace(echo=defined(ENGINE)["respond"]))
     operations = [saying("echo", {"1": (2, None)}), saying("refuse", "\ud800 \"'\n"), saying("mutate", [0])]
     expected = [json.loads(json.dumps(perform(target, *operation))) for operation in operations]
-    operations[-1][1]["value"] = [0]  # `perform` passed it to the target, which changed it
+    operations[-1][1]["value"] = [0]  # the target changed the argument that `perform` gave it
     assert expected == [
         perform_operation(target.part.echo, arguments)  # checks the copy of `perform` that programs contain
         for _, arguments in operations

@@ -105,7 +105,7 @@ def plan(*workers: dict[str, KVCacheSpec], memory: Sequence[int], **more: Any) -
 
 
 def registered_for_another_kind() -> KVCacheManager:
-    """A vendor's class is registered with a manager of another kind, which fails when the cache is made."""
+    """A vendor's class is registered with a manager of another kind. Making the cache fails."""
 
     @dataclass(frozen=True, kw_only=True)
     class VendorSpec(FullAttentionSpec):

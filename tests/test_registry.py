@@ -247,7 +247,7 @@ def test_a_registration_repeated_after_an_override_is_still_a_no_op() -> None:
             "FullAttentionSpec.*MambaSpec",
         ),
         (
-            # The call does nothing, although its manager class alone would be valid.
+            # The call must change nothing, although its manager class alone would be valid.
             {"kvcache_spec_cls": FullAttentionSpec, "manager_class": AcmeManager, "substitute": BoltSpec},
             RegistrationError,
             "FullAttentionSpec.*BoltSpec",

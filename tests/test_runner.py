@@ -89,7 +89,7 @@ def test_same_seed_same_examples(recorded: Recorder, monkeypatch: pytest.MonkeyP
 
 
 def test_law_that_everything_feeds(kvref: Kvref) -> None:
-    """If it is checked alone, all workloads still run for it."""
+    """`target.answers` runs all workloads even if it is checked alone."""
     target = "hostile_operations:without_registry"
     _, full = kvref.report(target)
     _, alone = kvref.report(target, "--laws", "target.answers")

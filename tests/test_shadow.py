@@ -92,7 +92,7 @@ def two_requests() -> SwiftStage:
 
 
 def events_with(stage: SwiftStage, number: int, **changed: Any) -> list[dict[str, Any]]:
-    """The stage's events, with a new answer to the call of `cache.block_ids` with this index."""
+    """The stage's events. Call `number` of `cache.block_ids`, counted from 0, has another answer."""
     told = [place for place, event in enumerate(stage.runs[0]) if event["op"] == "cache.block_ids"]
     events = [dict(event) for event in stage.runs[0]]
     events[told[number]]["outcome"] = {"value": changed["tables"]}

@@ -1,4 +1,4 @@
-"""Laws of sharing on events made by hand: correct events break no law, wrong ones break one facet."""
+"""Laws of sharing on events made by hand. Correct events keep each law, wrong ones break it in one facet."""
 
 from typing import Any
 
@@ -119,7 +119,7 @@ def test_the_order_does_not_matter(answer: Any, facet: str) -> None:
     assert facets(order_free, second, first) == (facet,)
     # Only order_free judges a result that depends on the order.
     assert chain_resolves([[first, second]]) == 0
-    # It compares only the same sharing, listed in two orders.
+    # order_free compares only the same sharing, listed in two orders.
     assert order_free([[second]]) == 0
     assert order_free([[first, {**second, "args": first["args"]}]]) == 0
     assert order_free([[first, join("y>c x>a z>b", answer)]]) == 0
@@ -202,7 +202,7 @@ def test_joining_again_changes_nothing(answer: Any, facet: str) -> None:
     once = join(CHAIN, RIGHT)
     assert facets(grouped_once, once, join(CHAIN, answer, times=2)) == (facet,)
     assert grouped_once([[once, join(CHAIN, RIGHT, times=2)]]) == 2
-    # Other laws judge the first join, unless a name is in the groups twice.
+    # Other laws judge the first join. grouped_once judges it only if a name is there twice.
     refused = error("KeyError", "'x'")
     assert grouped_once([[join(CHAIN, refused), join(CHAIN, refused, times=2)]]) == 0
     for law in (chain_resolves, order_free):
@@ -402,7 +402,10 @@ def test_every_law_is_fed_and_has_a_fault() -> None:
 
 
 def test_who_does_nothing_keeps_nothing() -> None:
-    """If no layer joins a group, or memory is not reported, these laws have nothing to judge."""
+    """`order_free`, `grouped_once` and `no_cost` have nothing to judge if the target does nothing.
+
+    Here no layer joins a group, and memory is not reported.
+    """
     graph = pairs("x>a y>x")
     idle = [
         {

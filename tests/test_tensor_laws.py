@@ -64,8 +64,7 @@ def test_in_bounds() -> None:
     assert broken_by(law, lambda e: view(e).update(strides=[64, 8, 16, 0]), two) == ("itself",)
     assert broken_by(law, lambda e: view(e).update(strides=[32, 8, 16, 2]), two) == ("blocks",)
     assert broken_by(law, lambda e: view(e, "layer.1").update(offset=0), two) == ("layers",)
-    # Two groups use a block of the memory in turns, so their layers may overlap there. Different blocks may
-    # not.
+    # Layers of two groups may overlap in one block, which they use in turns, but not in different blocks.
     turns = allocated(FULL, WINDOW)
     assert broken_by(law, lambda e: view(e, "layer.1").update(offset=48), turns) == ("blocks",)
 
@@ -118,7 +117,7 @@ def test_a_stub_keeps_no_law() -> None:
         allocated(FULL, WINDOW, num_blocks=2),
         allocated(FULL, WINDOW, buffers="one"),
     ]
-    # Without the laws that only need an answer: they accept any.
+    # Leave out the laws that accept any answer.
     laws = [
         law for law in LAWS.values() if law.area in ("tensors", "canonical") and not law.id.endswith("total")
     ]

@@ -74,7 +74,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_memory_of_an_odd_size() -> None:
-    """Single bytes follow half-precision values in one buffer, so its size is no multiple of their size."""
+    """In one buffer, single bytes follow half-precision values. So the buffer has an odd number of bytes."""
     byte = full(dtype=torch.uint8, num_kv_heads=1, page_size_padded=25)
     caches = allocate_kv_cache(config_of(full(), byte), "cpu", contiguous=True)
     assert [buffer.numel() for buffer in caches.buffers] == [BLOCKS * (96 + 25)]

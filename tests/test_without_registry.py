@@ -20,7 +20,7 @@ def test_plans(kvref: Kvref) -> None:
 
 
 def test_what_no_planner_is_given(kvref: Kvref) -> None:
-    """Without a registry, nothing says whether a planner knows this class, so it may refuse the class."""
+    """Without a registry, nothing says whether a planner knows this class, and it may refuse others."""
     ran, report = kvref.report(TARGET, "--laws", "spec.uniform-total")
     assert ran.code == 0
     states = {row["subject"]: row["status"] for row in report["laws"]}

@@ -66,9 +66,9 @@ class Browser:
         return done.stdout.decode("utf-8", "replace")
 
     def ask(self, content: bytes, script: str, *options: str, fragment: str = "") -> list[str]:
-        """The lines that a script tells after the page's own scripts have run.
+        """The lines that `script` tells. It runs after the page's own scripts.
 
-        The page's policy would block another script, so the page is shown without its policy.
+        The page's policy would block it, so `ask` removes the policy from the page.
         """
         text = re.sub("<meta http-equiv=[^>]*>", "", content.decode())
         found = self.show(text.replace("</body>", ASK % script).encode(), *options, fragment=fragment)

@@ -59,7 +59,10 @@ def test_out_of_memory_leaves_nothing_allocated() -> None:
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LKBNHC", "BHLNC"])
 def test_blocks_survive_on_the_host(layout: str) -> None:
-    """A request frees its blocks while they are stored. They are overwritten, then loaded elsewhere."""
+    """A request frees its blocks while they are being stored.
+
+    Other content overwrites the blocks. Then the stored content is loaded into other blocks.
+    """
     caches = allocate_kv_cache(config_of(3, 8), "cuda", KVCacheLayout(layout))
     device, pool = register_kv_caches(caches), BlockPool(8, True, 16)
     host = like_on_host(device, 4)
@@ -146,7 +149,7 @@ def test_held_until_the_copy_is_done() -> None:
 
 @pytest.mark.parametrize("target", ["reference", "reference:fast"])
 def test_the_reference_keeps_the_laws_on_the_device(kvref: Any, tmp_path: Path, target: str) -> None:
-    """All laws that use the device. The others do not depend on it."""
+    """Checks all laws that use the device. The other laws do not depend on it."""
     areas = ("tensors", "sharing", "canonical", "connector")
     options = [option for area in areas for option in ("--laws", f"{area}.*")]
     _, report = kvref.report(target, *options, "--device", "cuda")

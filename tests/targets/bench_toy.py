@@ -11,7 +11,7 @@ from typing import Any
 from kvref.target import BenchCall
 
 LOG = "KVREF_TEST_BENCH_LOG"
-"""Names a file in which each run leaves the name of its target."""
+"""Environment variable: the path of a file in which each run leaves the name of its target."""
 
 
 def _lacking(what: str) -> Any:

@@ -103,7 +103,10 @@ def build_closes_everything() -> Any:
 
 
 def lookup_dies_once_registered() -> Any:
-    """Ends the process at a look-up after a vendor's class was registered. A reduced trace must keep both."""
+    """Ends the process at a look-up after a vendor's class was registered.
+
+    So a reduced trace must keep both calls.
+    """
 
     def dying_lookup(spec: dict[str, Any]) -> Any:
         if any(name.startswith("Vendor") for name in hostile_toy.table):
@@ -225,7 +228,7 @@ def merge_dies() -> Any:
 
 
 def merge_loses_field_then_dies() -> Any:
-    """Merging gives a wrong page size. After eleven merges the process ends, so kvref cannot reduce."""
+    """Merging gives a wrong page size. After eleven merges the process ends, so nothing gets reduced."""
     merges = itertools.count()
 
     def merge(specs: list[dict[str, Any]]) -> Any:

@@ -37,7 +37,7 @@ class WithoutRegistry(ReferenceTarget):
 
 
 class _Watched:
-    """The reference's cache, which calls `act` when a cache gets its request with this number."""
+    """The reference's cache. It calls `act` when request number `number` is added."""
 
     def __init__(self, part: Any, number: int, act: Callable[[], None]) -> None:
         self._part, self._number, self._act, self._requests = part, number, act, 0

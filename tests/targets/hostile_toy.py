@@ -174,7 +174,7 @@ def recorded(part: str, functions: dict[str, Callable[..., Any]]) -> SimpleNames
 
 
 def target(**replaced: Any) -> SimpleNamespace:
-    """The toy. `replaced` has operations by name, which replace the toy's own, or attributes."""
+    """The toy. `replaced` gives operations that replace the toy's own, or attributes, by name."""
     specs, registry = dict(SPECS), dict(REGISTRY)
     attributes: dict[str, Any] = {}
     for name, value in replaced.items():

@@ -10,19 +10,19 @@ import kvref
 from kvref.target import Target
 
 MUTATED = "KVREF_MUTATED"
-"""The environment variable with the folder of the mutated package."""
+"""Environment variable: the folder of the mutated package."""
 
 AWAKE = "KVREF_MUTANT"
-"""The environment variable with a file that contains mutmut's name of the active mutant.
+"""Environment variable: the path of a file that contains mutmut's name of the active mutant.
 
 Each process reads the file when it is forked from the host.
 """
 
 REACHED = "KVREF_REACHED"
-"""The environment variable with a file for the names of the functions that are called."""
+"""Environment variable: the path of a file for the names of the functions that are called."""
 
 COUNTING = "stats"
-"""The content of the file of `AWAKE` if no mutant is active, and mutmut records the called functions."""
+"""The content of the `AWAKE` file while no mutant is active and mutmut records the called functions."""
 
 
 def target() -> Target:
@@ -45,7 +45,7 @@ def wake() -> None:
 
 
 def _note(file: Path) -> None:
-    """Append the name of each function that is called to the file, once in each process."""
+    """Append the name of each called function to the file, once in each process."""
     from mutmut.mutation import trampoline
 
     seen: set[str] = set()

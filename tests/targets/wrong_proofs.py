@@ -26,7 +26,7 @@ def nothing_is_refused(number: int) -> bool:
 
 
 def wrong_while_traced(number: int) -> bool:
-    """A result that is false only under CrossHair is no counterexample.
+    """CrossHair does not trace this call.
 
     pre: number >= 0
     post: _

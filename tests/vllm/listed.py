@@ -1,7 +1,7 @@
 """Recognises the differences of docs/differences.toml in the answers of the reference and vLLM.
 
-A predicate judges one deviation: an operation with both answers. It is as narrow as these allow. A deviation
-that matches no predicate is not listed.
+A predicate judges one deviation: an operation with both answers. It matches as few other deviations as
+possible. A deviation that matches no predicate is not listed.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Recording:
         self.calls: list[dict[str, Any]] = []
         self.told: dict[str, tuple[int, int, int]] = {}
         self.found: dict[str, int] = {}
-        """The length of each request's hit at its last first allocation."""
+        """The length of each request's hit when the request was last admitted."""
         self.depth = 0
         names = [name for name, value in vars(KVCacheManager).items() if callable(value)]
         for name in names:
@@ -278,7 +278,7 @@ def ids(blocks: KVCacheBlocks) -> list[list[int]]:
 
 
 def draw(numbers: random.Random) -> dict[str, Any]:
-    """An engine: the fields of kvref's `Setup`, and what vLLM needs in addition."""
+    """A random engine: the fields of kvref's `Setup`, and what vLLM needs in addition."""
     kinds = numbers.choice(["full", "window", "full+window", "full+chunk", "full+mamba", "mamba"])
     size = numbers.choice([2, 4])
     caching = numbers.random() < 0.85
@@ -549,8 +549,7 @@ class Life:
             request = self.random.choice(self.scheduler.running)
             self.failed(request, output, scheduled.get(request.request_id, 0))
             if output.invalid_block_ids:
-                # The scheduler has the blocks at hand. The mini-scheduler must look up the block tables to
-                # find the block.
+                # The mini-scheduler does not know the blocks. It must read the block tables to find this one.
                 self.recording.write("state", {}, {"tables": self.recording.tables()})
         return output
 
@@ -571,7 +570,7 @@ class Life:
                 output.invalid_block_ids.add(self.random.choice(own))
 
     def disturb(self) -> None:
-        # While its only batch runs, an engine does nothing but end requests that leave.
+        # While its only batch runs, an engine only ends requests that leave.
         waits = self.under_way and self.engine["max_batches"] == 1
         kind = self.random.randrange(2 if waits else 4)
         names = list(self.scheduler.requests)

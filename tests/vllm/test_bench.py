@@ -48,7 +48,7 @@ LIVES = 4
 
 @pytest.fixture(scope="module", params=GROUPS)
 def caches(request: pytest.FixtureRequest) -> Any:
-    """A cache of vLLM and one of the reference. Two and a half requests fit, so keys are lost."""
+    """A cache of vLLM and one of the reference. Two and a half requests fit, so blocks are evicted."""
     groups = [{"spec": spec, "eagle": False} for spec in GROUPS[request.param]]
     blocks = len(groups) * (PROMPT + DECODES) // BLOCK_SIZE
     with loaded(Launch("vllm", PYTHON)) as theirs, loaded(Launch("reference")) as ours:

@@ -29,15 +29,15 @@ from kvref_strategies.workload import Description
 
 DOCUMENT = differences.load()
 EXAMPLES = {"MambaSpec": 200, "ChunkedLocalAttentionSpec": 60}
-"""Examples by spec class. Classes with rare differences get more than `FEWEST`."""
+"""How many examples each spec class gets, if not `FEWEST`. Rare differences need more."""
 
 FEWEST = 25
 STEPS = 60
-"""Decisions of the engine in an example. Each takes a few operations."""
+"""How many decisions of the engine an example has. Each takes a few operations."""
 
 PLANNED = {"latent attention with a draft": 60}
 FEWEST_PLANNED = 20
-"""Examples of a family of models that has no number in `PLANNED`."""
+"""How many examples each family of models gets that `PLANNED` does not list."""
 
 
 @dataclass
@@ -157,7 +157,7 @@ def compare_plans(ours: Target, theirs: Target, family: str) -> Seen:
 
 @pytest.fixture(scope="module")
 def seen_of_caches(reference_here: Target, vllm: Target) -> dict[str, Seen]:
-    """The results for each spec class that the cache can have."""
+    """What was compared for each spec class that a cache can have."""
     known = caches.cache_subjects(reference_here.description).items()
     subjects = [name for name, reason in known if reason is None and name in vllm.classes]
     return {

@@ -114,7 +114,7 @@ def copies_are_not_taken(calls: list[Call]) -> list[Call] | None:
 
 
 def let_in_after_preemption(calls: list[Call]) -> list[Call] | None:
-    """After the preemption of a request, the same step looks the request up again."""
+    """The step that preempts a request also looks it up again."""
     for place, call in enumerate(calls):
         refused = call["op"] == "allocate" and call["value"]["added"] is None and not call["args"]["whole"]
         if refused and calls[place + 1]["op"] == "free":

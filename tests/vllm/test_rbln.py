@@ -70,7 +70,7 @@ def test_what_vllm_breaks_is_not_held_against_it(at_home: tuple[int, dict[str, A
 
 
 def test_a_keyword_that_it_lacks_is_found(later: tuple[int, dict[str, Any]]) -> None:
-    """The coordinator of 0.32.0 passes two methods a new keyword, which the plugin's manager lacks.
+    """In 0.32.0, the coordinator calls two methods with a keyword that the plugin's manager does not accept.
 
     Nothing else breaks.
     """

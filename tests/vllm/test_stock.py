@@ -69,7 +69,7 @@ def test_the_rest_holds(unknowing: tuple[int, dict[str, Any], Path]) -> None:
 
 
 def test_programs_show_it_with_vllm_alone(unknowing: tuple[int, dict[str, Any], Path]) -> None:
-    """Run one program of each broken law in a new interpreter. The check has run them all in its own way."""
+    """Run one program of each broken law in a new interpreter. The check ran them in forks of its host."""
     _, report, folder = unknowing
     broken = {row["id"]: folder / row["repro"] for row in report["laws"] if row["status"] == "broken"}
     programs = list(broken.values())

@@ -131,8 +131,7 @@ def test_what_is_written_to_a_row_is_in_the_layers(vllm: Ask) -> None:
     assert registered["groups"] == [[{"tensor": 0, "page_size_bytes": 2 * PAGE}]]
     row = bytes.fromhex(vllm("canonical.write", tensor=0, row=1, seed=3))
     page = row[PAGE:]
-    # A cell has 8 bytes. In memory, the cells of both heads of a token are side by side; `read` has heads
-    # first.
+    # A cell has 8 bytes. Memory has both heads of a token side by side, `read` has one head after the other.
     cells = [page[16 * token + 8 * head :][:8] for head in (0, 1) for token in range(4)]
     assert bytes.fromhex(vllm("tensors.read", layer="layer.1", block=1)) == b"".join(cells)
 

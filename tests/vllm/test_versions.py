@@ -198,7 +198,7 @@ def test_numbers_and_references_that_make_no_sense(checked: tuple[str, dict[str,
 
 
 def test_blocks_are_reused_as_declared(checked: tuple[str, dict[str, Any]]) -> None:
-    """The declared order is another one in older releases."""
+    """Older releases declare another order."""
     version, report = checked
     unkeyed = "last" if is_before(version, "0.25.1") else "first"
     assert report["target"]["capabilities"]["reuse_order"] == {"unkeyed": unkeyed, "keyed": "last"}

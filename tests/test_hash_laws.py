@@ -190,7 +190,7 @@ DESCRIPTION: Any = {"capabilities": dict(TARGET.capabilities)}
 
 @pytest.mark.parametrize("kind", ["tokens", *KINDS])
 def test_pairs_are_requests_that_the_reference_takes(kind: str) -> None:
-    """Each pair also shows the mistake of a hash that leaves this kind of content out."""
+    """The pairs also show the mistake of a hash that leaves this kind of content out."""
     broken: set[str] = set()
 
     def forgetful(event: Event) -> Event:

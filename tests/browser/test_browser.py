@@ -66,7 +66,7 @@ class Browser:
         return done.stdout.decode("utf-8", "replace")
 
     def ask(self, content: bytes, script: str, *options: str, fragment: str = "") -> list[str]:
-        """The lines that `script` tells. It runs after the page's own scripts.
+        """The lines that `script` writes with `tell`. It runs after the page's own scripts.
 
         The page's policy would block it, so `ask` removes the policy from the page.
         """

@@ -73,7 +73,6 @@ class Kvref:
         return Ran(result.exit_code, result.stdout, result.stderr, seconds)
 
     def check(self, target: str, *arguments: object) -> Ran:
-        """Run `kvref check` on a target of tests/targets."""
         return self("check", target, "--path", TARGETS, *arguments)
 
     def report(self, target: str, *arguments: object) -> tuple[Ran, dict[str, Any]]:

@@ -266,7 +266,6 @@ def try_all(mutants: Sequence[Mutant], units: Sequence[Known], jobs: int, done: 
 
 
 def digest(*folders: str) -> str:
-    """A hash of all Python sources in the folders."""
     told = hashlib.sha256()
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):

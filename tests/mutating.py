@@ -86,7 +86,6 @@ def mutants_in(code: str, module: str) -> Iterator[Mutant]:
 
 
 def _anonymous(function: ast.FunctionDef) -> ast.FunctionDef:
-    """A copy of the function with neither its name nor its decorators."""
     copy = ast.parse(ast.unparse(function)).body[0]
     assert isinstance(copy, ast.FunctionDef)
     copy.name = "_"

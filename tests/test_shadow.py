@@ -45,7 +45,6 @@ FAULTS = [
 
 
 def check(target: str, subject: str) -> list[Row]:
-    """Check the laws of the shadow, and no others."""
     with progress(Console(file=io.StringIO())) as watcher, loaded(Launch(target), ORACLE, watcher) as one:
         options = Options(laws=ORACLE, subjects=(subject,), depth="standard", jobs=2)
         return one.check(options, NO_BASELINE, watcher).rows

@@ -1,5 +1,3 @@
-"""State that several threads share."""
-
 from __future__ import annotations
 
 import pytest

@@ -247,6 +247,5 @@ def test_round_trip(layout: str) -> None:
 
 
 def spoil(read: dict[str, Any]) -> None:
-    """Change the last byte that was read."""
     told = read["outcome"]["value"]
     read["outcome"]["value"] = f"{told[:-2]}{(int(told[-2:], 16) + 1) % 256:02x}"

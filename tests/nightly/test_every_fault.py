@@ -1,5 +1,3 @@
-"""Each deliberate fault of the reference breaks its own law, and no other law of the area."""
-
 import pytest
 from faulty import breaks_exactly_its_law
 

@@ -1,4 +1,4 @@
-"""The page of all commands, docs/cli.md: the help of each command.
+"""Makes docs/cli.md, the page with the help of every command.
 
 python tests/commands.py > docs/cli.md
 """
@@ -31,7 +31,7 @@ def page() -> str:
 
 
 def contexts(context: click.Context) -> Iterator[click.Context]:
-    """The command and all below it, in the order of their help."""
+    """Yields this command's context, then those of all its subcommands, in the order of the help."""
     yield context
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):

@@ -1,4 +1,4 @@
-"""Running `kvref` on the targets of tests/targets, and seeing that it leaves nothing behind."""
+"""Fixtures that run `kvref` on the targets of tests/targets and check that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytest.register_assert_rewrite("faulty")
 TARGETS = Path(__file__).with_name("targets")
 
 EXAMPLES = 25
-"""Of a workload for one subject; few, so that a check is done soon."""
+"""How many examples a workload draws for each subject. Few, so that a check ends soon."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,17 @@ class Ran:
 
     @property
     def told(self) -> str:
-        """What stderr says beyond which phase the run is in."""
+        """stderr without the lines that announce a phase of the run."""
         phases = ("loading", "replaying", "running", "timing", "reducing", "confirming", "examining")
         lines = self.err.splitlines()
         return "\n".join(line for line in lines if not line.startswith(tuple(f"kvref: {p}" for p in phases)))
 
 
 class Kvref:
-    """Runs the command line with its own folders and mark."""
+    """Runs the command line with temporary folders of its own.
+
+    It marks the environment of its processes, so that the test finds those that outlive a command.
+    """
 
     def __init__(self, temporary: Path, cwd: Path, mark: str) -> None:
         self.temporary = temporary
@@ -62,7 +65,7 @@ class Kvref:
         self._mark = mark
 
     def __call__(self, *arguments: object) -> Ran:
-        """Run it in this process. A traceback, and anything left behind, is a failure."""
+        """Run the command line in this process. Fails if it prints a traceback or leaves anything behind."""
         started = time.monotonic()
         result = CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="kvref")
         seconds = time.monotonic() - started
@@ -74,16 +77,15 @@ class Kvref:
         return Ran(result.exit_code, result.stdout, result.stderr, seconds)
 
     def check(self, target: str, *arguments: object) -> Ran:
-        """`kvref check` of a target of tests/targets."""
         return self("check", target, "--path", TARGETS, *arguments)
 
     def report(self, target: str, *arguments: object) -> tuple[Ran, dict[str, Any]]:
-        """The same, and the report that it prints."""
+        """Run the check with `--json`. Returns the report as well."""
         ran = self.check(target, "--json", *arguments)
         return ran, json.loads(ran.out)
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
-        """Start it as a process of its own, with all examples."""
+        """Start the command line as a separate process, which draws the usual number of examples."""
         return subprocess.Popen(
             [sys.executable, "-m", "kvref_conformance", *map(str, arguments)],
             stdout=subprocess.PIPE,
@@ -103,7 +105,7 @@ class Kvref:
         assert [path.name for path in self.cwd.iterdir()] == []
 
     def _processes(self) -> dict[int, str]:
-        """The command lines of processes, other than this one, that carry the mark."""
+        """The other processes that carry the mark: the command line of each, by process id."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -128,7 +130,7 @@ def kvref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kvref]:
     mark = f"mark-{uuid.uuid4().hex}"
     cwd = tmp_path / "cwd"
     cwd.mkdir()
-    # Not below tmp_path: its long name would leave no room for that of a socket.
+    # Not below tmp_path: its path is long, and the path of a socket may have only about 100 bytes.
     temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
     monkeypatch.setenv("KVREF_TEST_MARK", mark)
     monkeypatch.setenv("TMPDIR", str(temporary))

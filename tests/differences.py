@@ -1,4 +1,4 @@
-"""Where the reference differs from vLLM: docs/differences.toml, and the page that is made from it.
+"""Makes docs/differences.md, where the reference differs from vLLM, from docs/differences.toml.
 
 python tests/differences.py > docs/differences.md
 """

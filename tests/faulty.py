@@ -1,4 +1,4 @@
-"""Checks of the deliberate faults of the reference, shared by the short tests and the nightly ones."""
+"""Checks that a fault breaks exactly its law, for the quick tests and those of tests/nightly."""
 
 import io
 
@@ -20,7 +20,10 @@ from kvref_strategies.caches import UNKNOWN_KIND
 from kvref_strategies.catalogue import WORKLOADS
 
 BRIEF, ISOLATED_BRIEF = 30, 10
-"""Examples for laws that a fault should leave alone; in processes of their own they take much longer."""
+"""How many examples the laws get that a fault must not break.
+
+Laws whose workloads need processes of their own get the smaller number, since they are much slower.
+"""
 
 CACHE_AREAS = ("manager", "coordinator", "admission", "events", "shadow")
 SHOWN_BY = {
@@ -35,9 +38,10 @@ SHOWN_BY = {
     "admission.preempt-resume": "FullAttentionSpec",
     "admission.withdrawn-uncached": "FullAttentionSpec",
 }
-"""The subject that shows a fault of the cache, where sliding-window layers do not.
+"""Laws whose faults layers with a sliding window do not show, each with a subject that shows them.
 
-With all subjects, most faults would be found, reduced and confirmed once for each class.
+The faults of all other laws of the cache are checked with `SlidingWindowSpec` alone. With all subjects, kvref
+would find, reduce and confirm most faults once for each spec class.
 """
 
 ALSO = {
@@ -49,15 +53,17 @@ ALSO = {
     "shadow.reads-own": {"shadow.hit-content"},
     "shadow.no-foreign-write": {"shadow.reads-own", "shadow.hit-content"},
 }
-"""Laws of the area that a fault of this law breaks as well.
+"""Laws whose fault also breaks other laws of the area, each with these other laws.
 
-Workers that list layers in another order then plan another memory. The size of a block decides how many fit.
-A request that resumes in a shared block overwrites it, and a block that was overwritten gives wrong contents
-to every later reader, with a hit or without. A hit that is cut loses the beginning of a window.
+If plans depend on the order of layers, two workers with different orders plan different memory. A plan that
+counts the memory of its blocks wrongly also misjudges how much memory is enough. A page with bytes that
+nothing needs also wastes memory. If a request writes to a block that it shares, every later reader of the
+block gets wrong content, with a hit or without. If a hit within a block is not copied, the request writes to
+the cached block, and a window may lack its beginning.
 """
 
 COMPARE_HALVES = {"pool.variants-agree", "manager.variants-agree"}
-"""Laws that a fault of the plain half breaks besides its own: the fast half does not have it."""
+"""Laws that every fault of the plain half breaks as well, because the fast half lacks the fault."""
 
 
 REPORTED_SHOWN_BY = {
@@ -110,7 +116,7 @@ def check(target: str, *options: Options) -> list[Result]:
 
 
 def check_fault(fault: str) -> tuple[list[Row], list[Row]]:
-    """The results of the law that the fault breaks, and of the other laws of its area."""
+    """The rows of the law that the fault breaks, and the rows of the other laws of its area."""
     law = LAWS[FAULTS[fault]]
     others = tuple(
         other.id
@@ -119,11 +125,11 @@ def check_fault(fault: str) -> tuple[list[Row], list[Row]]:
     )
     in_cache = law.area in CACHE_AREAS or law.id in SHOWN_BY
     subjects = (SHOWN_BY.get(law.id, "SlidingWindowSpec"),) if in_cache else ()
-    # Laws of other areas that look into the cache are slow, and have areas like themselves.
+    # Leave out laws whose workload runs a cache: they are slow, and the faults of the cache already try them.
     fast = [other for other in others if in_cache or not LAWS[other].workload.startswith("cache.")]
     beside = tuple(other for other in fast if other != law.id)
     if law.area in CACHE_AREAS:
-        # One machine feeds them all.
+        # These laws share their workload, so one check judges them all.
         rows = check(fault, Options(laws=(law.id, *beside), subjects=subjects))[0].rows
         return [row for row in rows if row.law == law.id], [row for row in rows if row.law != law.id]
     own = Options(laws=(law.id,), subjects=subjects)
@@ -137,14 +143,14 @@ def check_fault(fault: str) -> tuple[list[Row], list[Row]]:
 
 
 def breaks_exactly_its_law(fault: str) -> None:
-    """Fail unless its law is broken, with program and trace, and the other laws of the area hold."""
+    """Fails unless the fault breaks its law, with a program and a trace, and no other law of its area."""
     law = LAWS[FAULTS[fault]]
     judged, left_alone = check_fault(fault)
     broken = [row for row in judged if row.status is Status.BROKEN]
     assert {row.law for row in broken} == {law.id}
     assert all(row.program and row.trace for row in broken)
     assert {row.status for row in judged if row not in broken and not left_out(row)} <= {Status.HOLDS}
-    # If the process ended, the laws under check have no result.
+    # If the process of the target ends, the laws under check have no result.
     allowed = {Status.HOLDS, Status.INCOMPLETE} if law is ANSWERS else {Status.HOLDS}
     assert {
         row.title: row.status
@@ -154,7 +160,7 @@ def breaks_exactly_its_law(fault: str) -> None:
 
 
 def left_out(row: Row) -> bool:
-    """Whether the target has nothing for the law to judge: no plugin, no window, no cache of these layers."""
+    """Whether the law does not apply because the reference lacks what it judges, a plugin for example."""
     reasons = ["there is no plugin", UNKNOWN_KIND, "the target does not declare the capability partial_hits"]
     if row.law != ANSWERS.id:
         reasons.append(WORKLOADS[LAWS[row.law].workload].unobserved)

@@ -1,4 +1,4 @@
-"""Whether the engine in miniature can issue given calls: its decisions are searched for those that do."""
+"""Decides whether the mini-scheduler can issue given calls. It searches through the scheduler's decisions."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from kvref.target import Outcome
 from kvref_strategies.engine import Engine, Pick, Setup
 
 Call = dict[str, Any]
-"""`op` (without the part), `args`, and `value`, which is what was answered."""
+"""One recorded call: `op` is the operation without its part, `args` its arguments, `value` the answer."""
 
 
 TRIES = 300_000
-"""Decisions tried for one record before the search is given up."""
+"""How many decisions the search tries for one record before it gives up."""
 
 
 class GivenUp(Exception):
-    """It is not known whether the engine can issue the calls."""
+    """The search ended too early to say whether the engine can issue the calls."""
 
 
 class NotSo(Exception):
-    """The engine makes another call than the next one in the record."""
+    """The engine makes a call that differs from the next one in the record."""
 
 
 class OutOfCalls(Exception):
-    """The engine continues past the end of the record: it has issued every call."""
+    """The engine has issued all calls of the record, and would make another one."""
 
 
 class Record:
-    """The stage of an engine that may make only the recorded calls, and gets the recorded answers.
+    """The stage of an engine. It allows only the recorded calls, and gives the recorded answers.
 
-    `progress` reports a state, not an event: between two other calls, only the order of each request's own
-    states counts, and a repeated state means nothing.
+    `progress` reports a state, not an event. So the `progress` calls of different requests may come in any
+    order between two other calls, and a call that repeats a request's state is ignored.
     """
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = calls
         self.place = 0
         self.ahead: list[int] = []
-        """Calls behind `place` that were issued already, all of them `progress`."""
+        """Indices of calls after `place` that the engine has issued already. All of them are `progress`."""
         self.told: dict[str, tuple[int, int]] = {}
         self.tries = [0]
-        """How often the record was tried, counted for all copies."""
+        """How many decisions were tried. Each try copies the record, and all copies share this counter."""
 
     def copy(self) -> Record:
         other = Record(self.calls)
@@ -100,7 +100,7 @@ class Record:
 
 
 def canonical(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments in full. Nothing that was found is the same as no look-up."""
+    """The arguments with all defaults filled in. An empty hit counts as no hit."""
     if name != "allocate":
         return arguments
     full = {"hit": None, "lookahead": 0, "external": 0, "delay": False, "encoder": 0, "whole": False}
@@ -110,7 +110,7 @@ def canonical(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class Trial:
-    """Decisions: given ones, then 0. `after` says which ones to try next."""
+    """Makes the engine's decisions: first the given ones, then 0. `after` returns those to try next."""
 
     def __init__(self, given: list[int]) -> None:
         self.given = given
@@ -132,7 +132,7 @@ class Trial:
 
 
 def news(calls: Sequence[Call]) -> list[Call]:
-    """The calls without those that repeat a state."""
+    """The calls without each `progress` that repeats a request's state."""
     told: dict[str, tuple[int, int]] = {}
     kept = []
     for call in calls:
@@ -147,7 +147,13 @@ def news(calls: Sequence[Call]) -> list[Call]:
 
 
 def follow(setup: Setup, shape: dict[str, Any], calls: Sequence[Call]) -> tuple[int, int]:
-    """How many of the calls the engine can issue, and how many there are. Repeated states do not count."""
+    """Returns how many of the calls the engine can issue, and how many there are.
+
+    `progress` calls that repeat a state do not count.
+
+    Raises:
+        GivenUp: the search tried `TRIES` decisions and did not finish.
+    """
     calls = news(calls)
     created: Call = {"op": "create", "args": setup.arguments, "value": shape}
     record = Record([created, *calls])
@@ -172,11 +178,14 @@ def follow(setup: Setup, shape: dict[str, Any], calls: Sequence[Call]) -> tuple[
 
 
 SHARED = ("stage", "setup", "operations", "prompts", "shape", "alignment")
-"""Attributes of an engine that stay as they are, or do not matter where no prompt is made up."""
+"""Attributes that all copies of an engine share, because none of them influences the search.
+
+`prompts` does change, but the engine reads it only to make up a prompt. The search adds recorded requests.
+"""
 
 
 class Ways:
-    """An engine at some place of a record, and all that it can do next."""
+    """An engine at some point of the record, with everything that it can do next."""
 
     def __init__(self, engine: Engine, record: Record) -> None:
         self.shared = {name: value for name, value in vars(engine).items() if name in SHARED}
@@ -193,7 +202,10 @@ class Ways:
         return engine
 
     def ways(self) -> Iterator[Ways]:
-        """What comes of doing each thing that issues the calls that come next."""
+        """Yields an engine for each action, and each decision within it, that fits the next recorded calls.
+
+        Actions that issue no call come last.
+        """
         call = self.record.calls[self.record.place]
         if call["op"] == "add":
             yield from self._try(lambda engine, pick: engine.add(**call["args"]) if engine.room() else None)

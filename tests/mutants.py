@@ -1,9 +1,9 @@
-"""Whether the laws alone find what mutmut does to the reference (docs/mutants.md).
+"""Checks whether the laws alone find mutants of the reference, which mutmut makes (docs/mutants.md).
 
-python tests/mutants.py [--sample N] [--where GLOB] [--jobs N] [--page FILE]
+    python tests/mutants.py [--sample N] [--where GLOB] [--jobs N] [--page FILE]
 
 A run resumes the last one, unless the mutated code or the laws have changed. It exits with 1 if a mutant
-survives that docs/survivors.toml does not list, or if a listed one is killed or does not exist.
+survives that docs/survivors.toml does not list, or if a listed mutant is killed or does not exist.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from kvref_strategies.workload import Description
 KEPT = ROOT / "mutants"
 
 SECONDS = 20.0
-"""How much of a check is tried on a mutant, by the time it takes without."""
+"""How many seconds of units each mutant gets. The time counts as on the reference, without the mutant."""
 
 SEEDS = 10
-"""How many there are at most: the reference conforms with all of these."""
+"""The largest number of seeds for one mutant. The reference conforms with each of these seeds."""
 
 LONGEST = 10 * SECONDS
-"""After how long it is left alone. A mutant that makes the reference slow has survived then."""
+"""Seconds after which we give up on a mutant. It counts as survived: it only makes the reference slow."""
 
 HANGS = 5.0
-"""Seconds within which an operation has to answer: the reference takes far less than one."""
+"""Seconds within which an operation must answer. The reference takes far less than one."""
 
 LEAST = 120
-"""One of so many is of each module, however small it is."""
+"""For every 120 mutants in a sample, each module has at least one, however small the module is."""
 
 PACKAGES = ("kvref", "strategies/kvref_strategies", "conformance/kvref_conformance")
 
 
 @dataclass(frozen=True)
 class Mutated(Launch):
-    """The reference with mutants, of which the one in a file is awake."""
+    """Launches the reference with all its mutants. The file `awake` names the active mutant."""
 
     awake: Path = KEPT / "awake"
 
@@ -80,7 +80,7 @@ def worker(number: int) -> Mutated:
 
 @dataclass(frozen=True)
 class Known:
-    """A unit of the check of the reference: what it takes, which laws it feeds, which functions it calls."""
+    """A unit of the reference's check: its time, the laws that it feeds, the functions that it calls."""
 
     name: str
     seconds: float
@@ -93,9 +93,10 @@ class Known:
 
 
 def record() -> list[Known]:
-    """Run all units on the reference, its mutants asleep, and once more to see which functions each calls.
+    """Run all units on the reference, with no mutant active. Returns what was measured for each.
 
-    The first one stands for what is called while the reference is loaded.
+    The units run twice: once to time them, and once to record the functions that each calls. The first item
+    is no unit. It has the functions that are called while the reference is loaded.
     """
     notes = KEPT / "reached"
     seconds: dict[str, float] = {}
@@ -116,7 +117,7 @@ def record() -> list[Known]:
             units.append(Known(unit.name, seconds[unit.name], laws, reached))
 
     def run(awake: str, chosen: Callable[[list[Unit]], Iterator[Unit]]) -> float:
-        """Returns the seconds that processors were at work."""
+        """Returns the processor time that the run took, in seconds."""
         before = getrusage(RUSAGE_CHILDREN)
         with worker(0).load(awake) as target:
             trial = try_on(target, tuple(LAWS), chosen=chosen)
@@ -126,17 +127,17 @@ def record() -> list[Known]:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     notes.write_text("")
-    # While others use the machine, all takes longer: that is not counted.
+    # Other work on the machine makes units take longer. Scale their times down to processor time.
     share = min(1.0, run("", timed) / sum(seconds.values()))
     run(COUNTING, counted)
     return [replace(unit, seconds=round(share * unit.seconds, 3)) for unit in units]
 
 
 def order(units: Iterable[Known], function: str) -> list[Known]:
-    """Those that call the function, the ones first that call little else.
+    """The units that call the function, in the order in which to run them.
 
-    The more units of a workload have had their turn, the later comes the next. Each workload begins with
-    another subject, so that soon all subjects have had one.
+    Units that call few functions come first. The more units of a workload have run, the later its next one
+    comes. Each workload begins with another subject, so a few units already cover all subjects.
     """
     loading, *rest = units
     calling = [unit for unit in rest if function in unit.reached or function in loading.reached]
@@ -153,10 +154,9 @@ def order(units: Iterable[Known], function: str) -> list[Known]:
 
 
 def rounds(units: Sequence[Known]) -> Iterator[list[Known]]:
-    """The units, again and again until time is up: each round has a seed of its own.
+    """Repeats the units, each round with another seed, until `SECONDS` or `SEEDS` are used up.
 
-    The time is that which they take without a mutant: what is run does not depend on what else the machine
-    has to do.
+    The time is counted as on the reference. So the load of the machine does not change which units run.
     """
     left = SECONDS
     for _ in range(SEEDS):
@@ -170,7 +170,7 @@ def rounds(units: Sequence[Known]) -> Iterator[list[Known]]:
 
 
 def try_mutant(target: Loaded, mutant: Mutant, units: Sequence[Known]) -> Result:
-    """Have the units that call the mutated function judge it, on a host that wakes it in its children.
+    """Run the units that call the mutated function, on a host whose children have the mutant active.
 
     Raises `NotJudged` if the host cannot fork.
     """
@@ -179,7 +179,7 @@ def try_mutant(target: Loaded, mutant: Mutant, units: Sequence[Known]) -> Result
         return Result(mutant.name, "", "not reached")
     at_work = cast(Mutated, target.worker)
     if mutant.function in units[0].reached:
-        # It may do something while the reference is loaded.
+        # The mutant may already act while the reference is loaded, so load the reference again.
         try:
             with at_work.load(mutant.key) as fresh:
                 return judged(fresh, mutant, calling)
@@ -208,7 +208,7 @@ def judged(target: Loaded, mutant: Mutant, calling: Sequence[Known]) -> Result:
             by_name = {unit.name: unit for unit in planned}
             for name in (unit.name for unit in units if unit.name in by_name):
                 yield by_name[name]
-                # Only of the first seed it is known that without a mutant there is something to judge.
+                # Only for the first seed do we know that each law has something to judge without a mutant.
                 if not seed and (ended := incomplete(by_name[name])):
                     return
 
@@ -226,7 +226,7 @@ def judged(target: Loaded, mutant: Mutant, calling: Sequence[Known]) -> Result:
 
 
 def incomplete(unit: Unit) -> str:
-    """Why a check would not say that the laws hold which this unit feeds; nothing if it would."""
+    """Why a check would be incomplete because of this unit. Empty if it would not be."""
     if unit.findings is None:
         return unit.failure
     empty = [law.id for law in unit.laws if not unit.findings["laws"][law.id]["examples"]]
@@ -234,7 +234,7 @@ def incomplete(unit: Unit) -> str:
 
 
 def try_all(mutants: Sequence[Mutant], units: Sequence[Known], jobs: int, done: dict[str, Result]) -> None:
-    """Try those that have not been, and keep each result at once."""
+    """Try each mutant that has no result yet, and store each result at once."""
     waiting = [mutant for mutant in reversed(mutants) if mutant.name not in done]
     lock = threading.Lock()
     judging = digest(*PACKAGES)
@@ -266,7 +266,6 @@ def try_all(mutants: Sequence[Mutant], units: Sequence[Known], jobs: int, done: 
 
 
 def digest(*folders: str) -> str:
-    """Of all sources there."""
     told = hashlib.sha256()
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -275,7 +274,7 @@ def digest(*folders: str) -> str:
 
 
 def made() -> list[Mutant]:
-    """All mutants that change more than text, made anew if the reference has changed."""
+    """All mutants that change more than text. Makes them again if the reference has changed."""
     file, of = KEPT / "made.json", digest("kvref")
     if file.exists() and (there := json.loads(file.read_text()))["of"] == of:
         return [Mutant(**mutant) for mutant in there["mutants"]]
@@ -287,7 +286,7 @@ def made() -> list[Mutant]:
 
 
 def recorded() -> list[Known]:
-    """The units, run anew if anything has changed."""
+    """The recorded units. Runs them again if any source has changed."""
     file, of = KEPT / "units.json", digest(*PACKAGES)
     if file.exists() and (there := json.loads(file.read_text()))["of"] == of:
         return [
@@ -302,7 +301,7 @@ def recorded() -> list[Known]:
 
 
 def results() -> dict[str, Result]:
-    """What is known of mutants from a run that was interrupted, or of fewer of them."""
+    """The results that earlier runs stored, if no source has changed since."""
     file, of = KEPT / "results.jsonl", digest(*PACKAGES)
     lines = file.read_text().splitlines() if file.exists() else ()
     told = [each for each in map(json.loads, lines) if each.pop("judging") == of]

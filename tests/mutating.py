@@ -1,6 +1,6 @@
-"""Mutants of the reference: mutmut makes them; each has a name that says what is changed, and where.
+"""Mutants of the reference. mutmut makes them, and each gets a name that says what it changes, and where.
 
-The names are not mutmut's, which are numbers: they outlast changes of anything else in the function.
+mutmut itself only numbers its mutants. Our names stay valid when other code in the function changes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ ROOT = Path(__file__).parent.parent
 
 SOURCES = ROOT / "kvref"
 
-_CLASS = "ǁ"  # mutmut puts it around the name of a method's class
+_CLASS = "ǁ"  # mutmut puts it around the class name of a method
 _ORIGINAL = "__mutmut_orig"
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one function. `key` is by what mutmut's code knows it."""
+    """One change of one function. `key` is mutmut's own name for it."""
 
     key: str
     where: str
     change: str
     text_alone: bool
-    """Whether only what is said is changed, a string or the message of an exception, or `strict` of a zip."""
+    """Whether it only changes text, such as an exception's message, or the `strict` of a `zip`."""
 
     @property
     def function(self) -> str:
-        """As mutmut calls it."""
+        """mutmut's name of the mutated function."""
         return self.key.rpartition("__mutmut_")[0]
 
     @property
@@ -46,7 +46,7 @@ class Mutant:
 
 
 def mutate(folder: Path) -> list[Mutant]:
-    """Write the reference with all its mutants into the folder, as a package to be put in front of it."""
+    """Write a copy of the reference that contains all mutants into the folder. Returns the mutants."""
     from mutmut.configuration import config
     from mutmut.mutation.file_mutation import mutate_file_contents
 
@@ -66,7 +66,7 @@ def mutate(folder: Path) -> list[Mutant]:
 
 
 def mutants_in(code: str, module: str) -> Iterator[Mutant]:
-    """All mutants in what mutmut has made of a module."""
+    """All mutants in the code that mutmut made of a module."""
     functions = {node.name: node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)}
     seen: Counter[str] = Counter()
     for name, function in functions.items():
@@ -86,7 +86,6 @@ def mutants_in(code: str, module: str) -> Iterator[Mutant]:
 
 
 def _anonymous(function: ast.FunctionDef) -> ast.FunctionDef:
-    """A copy without name and decorators."""
     copy = ast.parse(ast.unparse(function)).body[0]
     assert isinstance(copy, ast.FunctionDef)
     copy.name = "_"
@@ -95,7 +94,7 @@ def _anonymous(function: ast.FunctionDef) -> ast.FunctionDef:
 
 
 def _lines(function: ast.FunctionDef) -> list[str]:
-    """A function, a line for each statement, without what its messages say."""
+    """The function's source, one line for each statement. The text in its f-strings becomes "…"."""
     return ast.unparse(_Shortened().visit(_anonymous(function))).splitlines()
 
 
@@ -117,7 +116,10 @@ def _change(before: list[str], after: list[str]) -> str:
 
 
 def _are_same(said: set[str], *functions: ast.AST) -> bool:
-    """Whether they are, but for what makes values that were only used to say something, under these names."""
+    """Whether the functions are equal apart from code that only serves messages.
+
+    `said` has the names that messages use. An assignment to such a name is ignored if nothing else reads it.
+    """
     while True:
         before = [*map(ast.dump, functions)]
         forgotten = [_Forgotten(said - _loaded(function)) for function in functions]
@@ -133,16 +135,16 @@ def _loaded(function: ast.AST) -> set[str]:
 
 
 class _Silent(ast.NodeTransformer):
-    """Takes out strings, messages of exceptions, and functions that make strings.
+    """Removes strings, messages of exceptions, and the bodies of functions that return strings.
 
-    What is put together is a message, and None says as much.
+    Each f-string becomes None, because it is a message.
     """
 
     def __init__(self, guarded: bool) -> None:
         self.guarded = guarded
-        """Whether `strict` of a `zip` only guards against mistakes."""
+        """Whether the function uses `strict` of a `zip` only as a guard against future mistakes."""
         self.said: set[str] = set()
-        """The names that are used in what was taken out."""
+        """Names that the removed code reads."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         return ast.Constant("") if isinstance(node.value, str) else node
@@ -174,12 +176,12 @@ class _Silent(ast.NodeTransformer):
 
 
 class _Forgotten(ast.NodeTransformer):
-    """Takes out assignments to these names."""
+    """Removes assignments to the unused names."""
 
     def __init__(self, unused: set[str]) -> None:
         self.unused = unused
         self.said: set[str] = set()
-        """The names that are used in what was taken out."""
+        """Names that the removed assignments read."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         match node.targets:
@@ -190,9 +192,10 @@ class _Forgotten(ast.NodeTransformer):
 
 
 def sample(mutants: Iterable[Mutant], size: int, least: int) -> list[Mutant]:
-    """So many mutants, of each module in proportion to what it has, but `least` of each if it has them.
+    """Draws `size` mutants, from each module in proportion, but at least `least` (or all that it has).
 
-    Which ones does not depend on the others: where a function changes, its other mutants stay in.
+    A hash of a mutant's name decides whether it is drawn. So if a function changes, its other mutants stay in
+    the sample.
     """
     modules: defaultdict[str, list[Mutant]] = defaultdict(list)
     for mutant in mutants:
@@ -201,7 +204,7 @@ def sample(mutants: Iterable[Mutant], size: int, least: int) -> list[Mutant]:
     chosen: list[Mutant] = []
     floors = {module: min(least, len(there)) for module, there in modules.items()}
     shares = {module: size * len(there) / total for module, there in modules.items()}
-    # What the small ones have too much, the others have too little, in proportion.
+    # Small modules get more than their share, so the large ones get less, in proportion.
     small = {module for module in modules if shares[module] <= floors[module]}
     left = size - sum(floors[module] for module in small)
     rest = sum(len(there) for module, there in modules.items() if module not in small)

@@ -1,7 +1,7 @@
-"""Whether `kvref check` reaches all of the reference, but for refusals and what docs/unreached.toml lists.
+"""Checks that `kvref check` reaches all of the reference, except refusals and what docs/unreached.toml lists.
 
-Run it on the report of a check with `--coverage` (`tox -e reached`): it names what the list
-lacks and what it lists without need, and exits with 1 if there is either.
+It reads the report of a check with `--coverage` (`tox -e reached`). It prints the entries that the list
+lacks, and the entries that it does not need. If there are any, it exits with 1.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ FOLDER = Path(kvref.__file__).parent.parent
 
 
 def refusals(tree: ast.Module) -> set[int]:
-    """Lines of blocks that end by raising an exception: a check asks nothing that an engine does not ask.
+    """Lines of code blocks that end by raising an exception, and lines that raise NotImplementedError.
 
-    And what a derived class has to replace.
+    A check does not reach them: it makes no call that an engine would not make, and a derived class replaces
+    the others.
     """
     lines: set[int] = set()
     for node in ast.walk(tree):
@@ -40,7 +41,7 @@ def refusals(tree: ast.Module) -> set[int]:
 
 
 def places(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Lines on which something in a function begins, in order, each with the innermost function."""
+    """Lines on which code in a function begins, in order, each with the innermost function's name."""
     functions: list[tuple[int, int, str]] = []
 
     def collect(node: ast.AST, name: str) -> None:
@@ -71,7 +72,7 @@ def places(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def unreached(coverage: dict[str, Any]) -> dict[str, list[int]]:
-    """Functions with lines, or branches, that were not reached and are no refusal; modules not loaded."""
+    """Functions with unreached lines or branches, refusals aside, and modules that were not loaded."""
     found: dict[str, list[int]] = {_module(name): [] for name in coverage["not_loaded"]}
     for file in coverage["files"]:
         tree = ast.parse((FOLDER / file["name"]).read_text())
@@ -84,7 +85,6 @@ def unreached(coverage: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def _module(file: str) -> str:
-    """Without the package."""
     return ".".join(Path(file).with_suffix("").parts[1:])
 
 

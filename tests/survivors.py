@@ -1,4 +1,4 @@
-"""Mutants that no law kills: docs/survivors.toml, and the page that is made from it and from a run."""
+"""Mutants that no law kills: reads docs/survivors.toml, and makes docs/mutants.md from it and a run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ reason. A run fails if a mutant survives that is not listed, or if a listed one 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant. `by` is the law that found it, or what else did; nothing if it survived."""
+    """The result for one mutant. `by` is the law, or whatever else, that killed it. Empty if it survived."""
 
     name: str
     by: str
@@ -62,7 +62,7 @@ class Result:
 
 
 def load() -> list[dict[str, Any]]:
-    """Reasons, each with the mutants that it explains."""
+    """The reasons in docs/survivors.toml, each with the mutants that it explains."""
     reasons: list[dict[str, Any]] = tomllib.loads(LISTED.read_text(encoding="utf-8"))["survivors"]
     return reasons
 
@@ -70,7 +70,10 @@ def load() -> list[dict[str, Any]]:
 def wrong(
     reasons: Sequence[Mapping[str, Any]], known: Collection[str], results: Sequence[Result]
 ) -> Iterator[str]:
-    """What the list does not say, or says without need. `known` are the names of all mutants."""
+    """Yields each mistake in the list: mutants that it lacks, and mutants that it should not list.
+
+    `known` has the names of all mutants.
+    """
     listed = {name for reason in reasons for name in reason["mutants"]}
     for result in results:
         if not result.by and result.name not in listed:
@@ -104,7 +107,7 @@ def table(mutants: Sequence[Mutant], tried: Sequence[Mutant], results: Mapping[s
 
 
 def list_of(reasons: Sequence[Mapping[str, Any]]) -> str:
-    """What the page says of those that survive."""
+    """The section of the page that lists the surviving mutants, by reason."""
     lines = [HEADING]
     for reason in reasons:
         lines += [f"\n{reason['why']}:\n\n", *(f"* `` {name} ``\n" for name in reason["mutants"])]

@@ -53,7 +53,7 @@ def test_every_cause_is_used_and_says_what_to_do() -> None:
     assert used == set(shipped_causes())
     for cause in shipped_causes().values():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", cause.id)
-        # One sentence, short enough for two lines of a terminal.
+        # One sentence that fits into two lines of a terminal.
         assert re.fullmatch(r"[^.]+(\.\w+[^.]*)*\.", cause.title), cause.title
         assert 40 < len(cause.title) <= 115
         assert cause.title not in cause.detail
@@ -117,7 +117,7 @@ def test_an_entry_told_nowhere(tmp_path: Path, elsewhere: dict[str, Any], words:
 
 
 def test_what_is_told_elsewhere_is_not_told_again(tmp_path: Path) -> None:
-    """With the same cause, reason and trace; anything else is the version's own."""
+    """The baseline refers to an entry of another version only if cause, reason and trace are the same."""
     told = {entry.title: entry for entry in baseline._own_entries(NEWEST)}
     same = next(entry for entry in told.values() if entry.reason)
     assert same.cause is not None
@@ -147,7 +147,7 @@ def test_what_is_told_elsewhere_is_not_told_again(tmp_path: Path) -> None:
         ("new", None, "NOT REVIEWED"),
     ]
     assert {each.facet for each in baseline.load(path).known} == {same.facet, "other", "plain", "new"}
-    # A version does not refer to its own baseline.
+    # A baseline never refers to its own version.
     result.target["version"] = hosts.BASE
     baseline.save(result, path)
     assert "as_in" not in json.loads(path.read_text())

@@ -1,4 +1,7 @@
-"""What engines do is counted, and what matters is generated: the control of all that is judged end to end."""
+"""The examples contain everything important that engines do, and kvref counts it correctly.
+
+Otherwise the laws about whole runs of an engine could hold only because nothing happens.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from kvref_strategies.caches import KINDS
 from kvref_strategies.catalogue import WORKLOADS
 
 NOT_IN_THE_REFERENCE = {"hits within a block", "junctions", "copies"}
-"""It shares whole blocks alone, as its capabilities say; who shares parts of them has to copy."""
+"""The reference shares only whole blocks, as its capabilities say. Sharing parts of a block needs copies."""
 
 RARE = {"drafts accepted in part": 5, "blocks evicted on demand": 5}
 OFTEN = 20
@@ -26,7 +29,7 @@ OFTEN = 20
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
-    """What the driven examples of a check at quick depth do, for all subjects together."""
+    """What the driven examples of a check at quick depth do, counted for all subjects together."""
     target, workload = ReferenceTarget(), WORKLOADS["shadow.machine"]
     journal = Journal(tmp_path_factory.mktemp("journal") / "journal")
     description = {**describe(target), "device": "cpu"}
@@ -55,7 +58,7 @@ def test_nothing_else_is_counted(counted: Counter[str]) -> None:
     assert {name for name in counted if not name.startswith(GROUPS)} <= {*BEHAVIOURS}
 
 
-# -- what counts as what -----------------------------------------------------------------------------------
+# -- what is counted ----------------------------------------------------------------------------------------
 
 CREATE = {
     "op": "cache.create",
@@ -85,7 +88,7 @@ def progress(computed: int, in_flight: int, *output: int) -> dict[str, Any]:
 
 
 def new(*events: dict[str, Any]) -> dict[str, int]:
-    """What is counted beyond the cache, a request, and its admission."""
+    """What the events add to the counts of a cache with one admitted request."""
     counted = behaviours_of([CREATE, *events])
     usual = ("caches", "requests", "admissions", f"{GROUPS}FullAttentionSpec")
     return {name: count for name, count in counted.items() if count and name not in usual}
@@ -114,7 +117,7 @@ DRAFTED = [*RUN, progress(8, 0, 1), progress(11, 3)]
         ([*RUN, event("free"), progress(0, 8), progress(0, 0, 1), allocate()], {
             "preemptions": 1, "resumed requests": 1,
         }),
-        # The output of the first is not there when it is scheduled again.
+        # The output of the first step has not come back when the request is scheduled again.
         ([*RUN, progress(9, 9)], {"asynchronous steps": 1}),
         ([*DRAFTED, progress(9, 0, 1)], {"steps with drafts": 1, "drafts all rejected": 1}),
         ([*DRAFTED, progress(10, 0, 1, 1)], {"steps with drafts": 1, "drafts accepted in part": 1}),

@@ -1,4 +1,4 @@
-"""Benchmarks: what is timed how, what comes of it, and what is refused."""
+"""Benchmarks: what is timed and how, what is reported, and which calls are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JOIN = ("--quick", "--only", "sharing.join", "--rounds", "5")
 
 
 def bench(kvref: Kvref, *targets: str, options: tuple[object, ...] = JOIN) -> tuple[Any, dict[str, Any]]:
-    """`kvref bench` of targets of tests/targets, and the document that it prints."""
+    """Run `kvref bench` on targets of tests/targets. Returns the document that it prints as well."""
     ran = kvref("bench", *targets, "--path", TARGETS, *options, "--json")
     told = json.loads(ran.out)
     validate(told, "bench")
@@ -94,7 +94,6 @@ def subjects() -> Iterator[list[Subject]]:
 
 @pytest.mark.parametrize("name", [name for name, each in BENCHMARKS.items() if not each.here])
 def test_both_ways_of_calling_the_reference_do_the_same(name: str, subjects: list[Subject]) -> None:
-    """The smallest case of each benchmark, by its own API and by operations."""
     case = next(BENCHMARKS[name].cases("cpu", quick=True))
     did = []
     for subject in subjects:
@@ -109,7 +108,7 @@ def test_both_ways_of_calling_the_reference_do_the_same(name: str, subjects: lis
 
 
 def test_a_pool_that_is_half_hashed_loses_its_keys_in_a_pass(subjects: list[Subject]) -> None:
-    """So that blocks with keys are taken, and all that is lost is given again before the next pass."""
+    """A pass takes blocks with keys, and `reset` gives all the lost keys back before the next pass."""
     [case] = [
         each
         for each in BENCHMARKS["pool.take-free"].cases("cpu", quick=False)
@@ -124,7 +123,7 @@ def test_a_pool_that_is_half_hashed_loses_its_keys_in_a_pass(subjects: list[Subj
 
 
 def test_a_pool_takes_memory_for_each_block(subjects: list[Subject]) -> None:
-    """The reported memory is that of one pool, whatever was made before."""
+    """The reported memory is that of one pool, even if pools were made before."""
     told: list[int] = []
     for num_blocks in (1_000, 100_000):
         prepared = BENCHMARKS["pool.create"].prepare(subjects[0], num_blocks=num_blocks)
@@ -138,7 +137,7 @@ def test_a_pool_takes_memory_for_each_block(subjects: list[Subject]) -> None:
 
 
 def test_what_is_copied_is_there(subjects: list[Subject]) -> None:
-    """The part's own calls do the work that is timed: here, bytes of a block come to another one."""
+    """The timed calls do real work: here, a block's bytes arrive in another block."""
     layers = layers_of([SMALL], 3)
     call = FAST.allocate(layers, 4, "LBNHC", "one", "cpu")
     assert call.size(call.run(call.fresh())) == 3 * 4 * 512
@@ -181,11 +180,11 @@ def test_faults_have_to_be_asked_for() -> None:
     assert {case.benchmark.name for case in every} == {"faults.catch"}
 
 
-# -- two of them ---------------------------------------------------------------------------------------------
+# -- two targets ---------------------------------------------------------------------------------------------
 
 
 class Scripted:
-    """Stands in for a process and gives the answers that the test sets."""
+    """Stands in for a target's process, and answers with the work and the times that the test sets."""
 
     def __init__(self, did: Any, seconds: list[float], order: list[str], label: str) -> None:
         self._did, self._seconds, self._order, self._label = did, iter(seconds), order, label
@@ -205,7 +204,7 @@ class Scripted:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Timed, list[str]]]:
-    """Times a case of two targets that do, and take, what is given."""
+    """Returns a function that times one case of two scripted targets."""
 
     def time(first: Any, second: Any) -> tuple[Timed, list[str]]:
         order: list[str] = []
@@ -229,7 +228,7 @@ def test_rounds_alternate_and_the_ratio_is_that_of_medians(scripted: Any) -> Non
     timed, order = scripted(({"size": 10}, FIRST), ({"size": 10}, SECOND))
     assert order == ["A", "B"] * 5 + ["close B", "close A"]
     assert (timed.median("A"), timed.median("B"), timed.ratio) == (3.0, 8.0, 8 / 3)
-    assert (timed.iqr("A"), timed.spread) == (2.0, (2.0, 2.0))  # of 2, 2, 4, 2, 2
+    assert (timed.iqr("A"), timed.spread) == (2.0, (2.0, 2.0))  # the ratios are 2, 2, 4, 2, 2
 
 
 def test_there_is_no_ratio_of_unequal_work(scripted: Any) -> None:
@@ -257,7 +256,7 @@ def test_two_targets_are_timed_in_turn(kvref: Kvref, tmp_path: Path, monkeypatch
         assert each["ratio"] == pytest.approx(second / first)
         assert first >= 0.002
         assert second >= 0.006
-    # Both are begun, then there are five rounds of each; four cases.
+    # Each target is begun once and has five rounds, in four cases.
     turns = [name for name, _ in groupby(log.read_text().split())]
     assert turns == ["quick", "slow"] * 6 * 4
 
@@ -276,7 +275,7 @@ def test_one_target_alone_has_no_ratio(kvref: Kvref) -> None:
 
 
 def test_without_the_part_both_are_timed_by_operations(kvref: Kvref) -> None:
-    """The reference, too, although it has the part: else conversion would be timed on one side alone."""
+    """The reference has the part, but is timed by operations, too: both sides must pay for conversion."""
     ran = kvref("bench", "bench_toy:by_operations", "reference", "--path", TARGETS, *JOIN)
     assert ran.code == 0
     assert "timed through the operations of the parts" in ran.out
@@ -308,11 +307,11 @@ def test_what_cannot_be_timed_is_left_out_with_its_reason(kvref: Kvref, target: 
     only = "sharing.join" if target.endswith("ends") else "pool.lookup"
     ran = kvref("bench", target, "--path", TARGETS, "--quick", "--only", only)
     text = " ".join(ran.out.split())
-    # Limits are timed for every target.
+    # The limit of pool.lookup is timed for every target, so that run measures something.
     assert (ran.code, words in text) == (3 if only == "sharing.join" else 0, True), text
 
 
-# -- what is told --------------------------------------------------------------------------------------------
+# -- what is reported ----------------------------------------------------------------------------------------
 
 
 def timed_at(num_blocks: int, first: float, second: float | None = None, **params: Any) -> Timed:

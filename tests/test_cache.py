@@ -1,4 +1,4 @@
-"""The cache manager against a small engine that knows what every block must hold."""
+"""The cache manager under a small engine that knows what every block must hold."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def request(name: str, tokens: Any, hash_block_size: int = HASH) -> Request:
 
 
 def first_needed(spec: KVCacheSpec, position: int) -> int:
-    """The first position that the token at `position` attends to, stated independently."""
+    """The first position that the token at `position` attends to. Written independently of the reference."""
     if isinstance(spec, SlidingWindowSpec):
         return max(0, position - spec.sliding_window + 1)
     if isinstance(spec, ChunkedLocalAttentionSpec):
@@ -125,7 +125,7 @@ def first_needed(spec: KVCacheSpec, position: int) -> int:
 
 
 def brute_force_hit(manager: KVCacheManager, wanted: Request, eagle: bool = False) -> int:
-    """The longest hit, found by trying all, with the definition of each kind written out."""
+    """The length of the longest hit. It tries all lengths, with the definition of each kind written out."""
     pool, groups = manager.block_pool, manager.kv_cache_config.kv_cache_groups
     unit = manager.coordinator.scheduler_block_size
 
@@ -161,8 +161,11 @@ def state(manager: KVCacheManager, names: Sequence[str]) -> object:
 
 
 class Engine:
-    """Runs requests, and keeps what the blocks hold: for attention the tokens up to each slot, for recurrent
-    layers the tokens that the state has seen."""
+    """Runs requests and records what each block holds.
+
+    A slot of an attention layer holds the tokens up to that slot. A recurrent layer's block holds the tokens
+    that its state has seen.
+    """
 
     def __init__(self, specs: Sequence[KVCacheSpec], eagle: bool = False) -> None:
         self.specs = specs
@@ -178,7 +181,7 @@ class Engine:
         self.manager.coordinator.allocate = self.watched(self.manager.coordinator.allocate)  # type: ignore
 
     def watched(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
-        """The need is exact: the pool has as many blocks fewer as were counted. New ids are reported."""
+        """Wraps `allocate`: checks that it takes the predicted number of blocks, and notes their numbers."""
         coordinator, pool = self.manager.coordinator, self.manager.block_pool
 
         def wrapped(request_id: str, *arguments: Any) -> Any:
@@ -238,7 +241,7 @@ class Engine:
         decoding = running.num_tokens - computed == 1
         drafts = min(drafts, self.max_drafts, MAX_LEN - running.num_tokens) if decoding else 0
         running.num_in_flight_tokens = min(in_flight, self.last_step[name])
-        # Blocks that even a refused call frees are freed first.
+        # Even a refused call frees skipped blocks. Free them before, so that only the refusal is judged.
         self.manager.coordinator.remove_skipped_blocks(name, computed - running.num_in_flight_tokens)
         before = state(self.manager, list(self.running))
         if self.manager.allocate_slots(running, certain + drafts, num_lookahead_tokens=lookahead) is None:
@@ -252,7 +255,7 @@ class Engine:
         return min([3, *recurrent])
 
     def compute(self, running: Request, start: int, certain: int, drafts: int = 0, rejected: int = 0) -> None:
-        """Read what each token needs, write its own; then confirm, with some drafts accepted."""
+        """For each token, read what it needs and write its slot. Then accept all drafts but `rejected`."""
         tokens = [*running.all_token_ids, *(start + i for i in range(drafts))]
         self.read(running, start, certain + drafts)
         boundaries = {end for end in range(start + 1, start + certain) if end % 2 == 0}
@@ -267,9 +270,9 @@ class Engine:
         self.manager.new_step_starts()
 
     def settle(self, running: Request, accepted: int) -> None:
-        """A worker puts the state of the last accepted draft where the next step looks for it.
+        """Do what a worker does: put the state of the last accepted draft where the next step looks for it.
 
-        In mode "all" also those of drafts at the end of a block.
+        In mode "all", do the same for each accepted draft that ends a block.
         """
         computed = running.num_computed_tokens
         for group, spec in enumerate(self.specs):
@@ -309,7 +312,10 @@ class Engine:
         states: Sequence[int],
         load: bool,
     ) -> None:
-        """Write positions up to `stop`, and the states after so many tokens; some loads are not needed."""
+        """Write the slots from `start` to `stop`, and the states after the numbers of tokens in `states`.
+
+        A load skips positions without a block, since no later token needs them.
+        """
         tables = self.manager.get_block_ids(running.request_id)
         for group, (spec, table) in enumerate(zip(self.specs, tables, strict=True)):
             size, content = spec.block_size, self.content[group]
@@ -367,7 +373,7 @@ class Engine:
         self.new_ids = set()
         for manager in coordinator.single_type_managers:
             cap = manager.max_admission_blocks_per_request
-            # The state that a step in flight started from stays referenced on top of that.
+            # In mode "align", a request also holds the state from which the step in flight started.
             more = getattr(manager, "mamba_cache_mode", "") == "align"
             for table in manager.req_to_blocks.values():
                 assert cap is None or len([block for block in table if block]) <= cap + more
@@ -467,11 +473,11 @@ def test_random_work(name: str, eagle: bool) -> None:
     run_state_machine_as_test(machine, settings=steps)  # type: ignore[no-untyped-call]
 
 
-# What a call does, by hand.
+# Single calls, with results computed by hand.
 
 
 def run(manager: KVCacheManager, name: str, tokens: Any, **more: Any) -> tuple[Request, int]:
-    """Compute all tokens of a request at once; returns the request and the length of its hit."""
+    """Compute all tokens of a request in one step. Returns the request and the length of its hit."""
     new = request(name, tokens, manager.coordinator.hash_block_size)
     blocks, hit = manager.get_computed_blocks(new)
     assert manager.allocate_slots(new, new.num_tokens - hit, hit, blocks, **more) is not None
@@ -578,7 +584,7 @@ def test_what_has_been_evicted_meanwhile_is_refused() -> None:
 
 
 def test_what_is_loaded_hides_no_evicted_block() -> None:
-    """All tokens are loaded. The last is computed again, and needs a block that the next token does not."""
+    """All tokens are loaded. The last is computed again, and needs a block that the next does not need."""
     manager = make([window(6)])
     done, _ = run(manager, "a", range(9))
     manager.free(done)
@@ -600,7 +606,7 @@ def test_the_whole_sequence_can_be_asked_for() -> None:
 
 @pytest.mark.parametrize("spec", [window(6), chunk(8), mamba("all"), mamba("align", 1)])
 def test_kinds_that_forget_need_no_more_than_their_bound(spec: KVCacheSpec) -> None:
-    """The memory planned for the longest request alone is enough to start and to finish it."""
+    """The longest request can finish in a pool with just its planned memory. A smaller pool refuses it."""
     probe = make([spec], max_in_flight_tokens=4)
     cap = probe.coordinator.single_type_managers[0].max_admission_blocks_per_request
     assert cap is not None
@@ -659,7 +665,7 @@ def test_who_leaves_a_step_again_leaves_no_key_for_it(specs: list[KVCacheSpec]) 
 
 
 def test_who_leaves_takes_no_keys_of_others() -> None:
-    """A block found in the step that computes it is another request's."""
+    """The second request hits blocks in the step in which the first one computes them. Then it leaves."""
     manager = make([full()])
     first, second = request("a", range(9)), request("b", range(9))
     assert manager.allocate_slots(first, 9) is not None
@@ -681,7 +687,7 @@ def test_a_state_that_was_loaded_is_there_when_who_loaded_it_has_left() -> None:
 
 
 def test_steps_without_change_are_over_at_once() -> None:
-    """The fast cache manager looks at nothing until a step may change something."""
+    """The fast cache manager asks the coordinator only in steps that may change something."""
     manager = make([full(), window(6)], manager_class=FastKVCacheManager)
     running = request("a", range(9))
     assert manager.allocate_slots(running, 9) is not None
@@ -696,7 +702,7 @@ def test_steps_without_change_are_over_at_once() -> None:
         assert manager.allocate_slots(running, 1) is not None
         running.append_output_token_ids(0)
         assert len(manager.get_block_ids("a")[0]) == -(-(computed + 1) // 4)
-    # At 9 and 13 a block leaves the window, at 11 and 15 one gets full, at 12 and 16 one is needed.
+    # At 9 and 13 a block leaves the window, at 11 and 15 a block gets full, at 12 and 16 a block is needed.
     assert asked == [9, 11, 12, 13, 15, 16]
 
 

@@ -1,4 +1,4 @@
-"""Laws of the cache: each holds for the reference's answers, and breaks if one of them is changed."""
+"""Laws of the cache: each holds for the reference's answers, and breaks if one answer is changed."""
 
 import copy
 import random
@@ -22,7 +22,7 @@ OFFERED = [f"cache.{name}" for name in dir(TARGET.cache)]
 
 
 class Recorder:
-    """A stage that keeps the operations it performed."""
+    """A stage that records the operations it performs."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -58,7 +58,7 @@ SETUPS = {
 
 @remembered
 def recorded(which: str) -> list[Event]:
-    """What some hundred decisions of an engine led to."""
+    """The events of an engine that made 400 random decisions."""
     stage = Recorder()
     one = SETUPS[which]
     spec = one.groups[0]["spec"]
@@ -75,7 +75,7 @@ def recorded(which: str) -> list[Event]:
 
 @remembered
 def resent() -> list[Event]:
-    """A prompt that was computed and looked up again, without EAGLE and with it."""
+    """The events of a prompt that is computed and looked up again, first without EAGLE, then with it."""
     stage = Recorder()
     for eagle in (False, True):
         one = SETUPS["full"]
@@ -93,7 +93,7 @@ def resent() -> list[Event]:
 
 
 def granted(events: list[Event], where: Callable[[Event, Event], bool] = lambda event, state: True) -> int:
-    """The index of a granted allocation that looks like that."""
+    """The index of the first granted allocation for which `where` holds."""
     return next(
         place
         for place, event in enumerate(events)

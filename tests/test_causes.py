@@ -14,7 +14,7 @@ MERGE = ("--laws", "spec.merge-identity", "--subjects", "FullAttentionSpec")
 
 @pytest.fixture
 def baseline(kvref: Kvref, tmp_path: Path) -> Path:
-    """The finding of a target, with a cause in place of its reason."""
+    """A baseline with one target's finding. Its entry names a known cause instead of a reason."""
     file = tmp_path / "toy.json"
     assert kvref.check(LOSING, *MERGE, "--save-baseline", file).code == 1
     document = json.loads(file.read_text())
@@ -51,7 +51,7 @@ def test_each_cause_gets_a_program(kvref: Kvref, tmp_path: Path, baseline: Path)
     assert program.name.startswith("mla-merge-drops-fields-")
     assert f"  program   {program}" in ran.out.splitlines()
     assert "1 known cause of 1 finding; baseline toy" in ran.out
-    # The folder is of an earlier run now.
+    # Now the folder is that of an earlier run, which may be overwritten.
     assert kvref(*arguments).out == ran.out
     (tmp_path / "out" / "mine.txt").touch()
     refused = kvref(*arguments)

@@ -1,4 +1,4 @@
-"""The command line: what it says, what it writes, and how it exits."""
+"""The command line: what it prints, what it writes, and its exit codes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_laws(kvref: Kvref) -> None:
 
 @pytest.mark.parametrize("command", [("laws", "spce.*"), ("check", TOY, "--laws", "spce.*")])
 def test_no_such_law(kvref: Kvref, command: tuple[str, ...]) -> None:
-    """Refused before anything is started."""
+    """kvref refuses before it starts anything."""
     ran = kvref(*command)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(
@@ -127,7 +127,7 @@ def test_doctor(kvref: Kvref) -> None:
     left_out = judged.partition("not applicable\n")[2]
     assert "  the class has no page_size_padded: spec.padding-honoured (2 subjects)\n" in left_out
     assert "  the target has no registry.race: registry.concurrent\n" in left_out
-    # Each reason once.
+    # Each reason appears once.
     reasons = re.findall(r"^  (\S.*?): ", left_out, re.MULTILINE)
     assert len(set(reasons)) == len(reasons)
     assert "threads" not in told
@@ -165,7 +165,7 @@ def test_report(kvref: Kvref, tmp_path: Path) -> None:
     assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == files
     assert len(ElementTree.parse(folder / "junit.xml").findall(".//failure")) == 2
 
-    # An earlier report is replaced; --json prints what is in the new one.
+    # A new report replaces the earlier one, and --json prints the same report.
     ran = kvref.check(TOY, *MERGE, "--report", folder, "--json")
     assert (ran.code, json.loads(ran.out)) == (0, json.loads((folder / "report.json").read_text()))
     left = {path.name for path in folder.rglob("*") if path.is_file()}
@@ -186,7 +186,7 @@ def test_reports_of_other_versions_are_shown_beside(kvref: Kvref, tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["other", "file", "below a file"])
 def test_report_folder_in_other_use(kvref: Kvref, tmp_path: Path, kind: str) -> None:
-    """Refused before the target is loaded, and left as it was."""
+    """kvref refuses before it loads the target, and leaves the folder as it was."""
     folder = tmp_path / "folder"
     if kind == "other":
         folder.mkdir()
@@ -223,7 +223,7 @@ def test_strict(kvref: Kvref) -> None:
 
 @pytest.fixture
 def baseline(kvref: Kvref, tmp_path: Path) -> Path:
-    """What is known of the target that loses a field."""
+    """A baseline with the findings of the target that loses a field."""
     file = tmp_path / "known.json"
     assert kvref.check(LOSING, *MERGE, "--save-baseline", file).code == 1
     validate(json.loads(file.read_text()), "baseline")
@@ -237,7 +237,7 @@ def test_baseline(kvref: Kvref, baseline: Path) -> None:
     ran, report = kvref.report(LOSING, *MERGE, "--baseline", "none")
     assert (ran.code, report["totals"], report["baseline"]) == (1, {"broken": 2}, None)
 
-    # A finding that is gone gets a note, and so does one that cannot be replayed.
+    # A known finding that is gone gets a note, and so does one that cannot be replayed.
     document = json.loads(baseline.read_text())
     document["known"][1]["trace"]["runs"][0]["operations"][0]["op"] = "specs.nonsense"
     baseline.write_text(json.dumps(document))
@@ -289,7 +289,7 @@ def test_bad_baseline(kvref: Kvref, tmp_path: Path, content: bytes | None, words
 
 
 def test_replay(kvref: Kvref, tmp_path: Path) -> None:
-    """A trace of one target, on it and on the reference."""
+    """Replay a trace of one target on that target and on the reference."""
     target = "hostile_reference:merge_loses_window"
     assert kvref.check(target, *MERGE, "--report", tmp_path / "report").code == 1
     [trace] = (tmp_path / "report" / "traces").iterdir()
@@ -327,7 +327,7 @@ def trace(law: str, *operations: str, flags: tuple[str, ...] = (), runs: int = 1
     ],
 )
 def test_replay_refuses(kvref: Kvref, tmp_path: Path, content: bytes | dict[str, Any], words: str) -> None:
-    """Before it starts anything."""
+    """kvref refuses before it starts anything."""
     path = tmp_path / "trace.json"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     ran = kvref("replay", path, TOY, "--path", TARGETS)
@@ -352,7 +352,7 @@ def test_replay_cannot_tell(kvref: Kvref, tmp_path: Path, content: dict[str, Any
 
 
 def test_replay_under_any_flags(kvref: Kvref, tmp_path: Path) -> None:
-    """Those that the trace asks for, whatever its law does in a check."""
+    """The process gets the flags of the trace, whatever flags the law needs in a check."""
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace("spec.merge-identity", "specs.classes", flags=("-OO", "-B"))))
     ran = kvref("replay", path, TOY, "--path", TARGETS)

@@ -1,4 +1,4 @@
-"""Laws of connectors on events made by hand: correct events break no law, wrong ones do, in the given way."""
+"""Laws of connectors on events made by hand: correct events keep each law, wrong ones break it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ def facets(law: Any, *events: Event) -> tuple[str, ...]:
     return broken.value.facets
 
 
-# Transfers.
+# -- transfers
 
 CREATE = event("connector.create", num_blocks=4, host_blocks=2, device="cpu")
 START = event("connector.start_transfers")
@@ -87,7 +87,7 @@ def test_what_is_loaded_back_is_what_was_stored() -> None:
     assert held_until_sent([[*loading, read(3, "bb"), read(1, "aa"), read(3, "bb")]]) == 4
     assert facets(held_until_sent, *loading, read(3, "aa")) == ("content",)
     assert facets(held_until_sent, *loading, read(3, "bb"), read(1, "a0")) == ("content",)
-    # What was loaded can be stored, and loaded again.
+    # A block that was loaded can be stored and loaded again.
     again = [*loading, store("back", (3, 0)), START, done("back"), take(2), load("more", (2, 0))]
     assert held_until_sent([[*again, START, done("more"), read(2, "bb")]]) == 3
     assert facets(held_until_sent, *again, START, done("more"), read(2, "aa")) == ("content",)
@@ -98,7 +98,7 @@ def test_what_was_written_since_is_not_what_was_loaded() -> None:
     assert held_until_sent([[*loading, write(3, "cc"), read(3, "cc")]]) == 1
     assert held_until_sent([[*loading, write(3, "cc"), read(3, "xx")]]) == 1
     assert held_until_sent([[*loading, free(3), take(3), read(3, "xx")]]) == 2
-    # The content of a block that was allocated and not written is unknown.
+    # The content of an allocated block is unknown until it is written.
     unknown = [CREATE, take(1), store("out", (1, 0)), START, done("out"), load("in", (1, 0)), START]
     assert held_until_sent([[*unknown, done("in"), read(1, "xx")]]) == 0
 
@@ -111,7 +111,7 @@ def test_whatever_is_asked_is_answered_and_loads_end() -> None:
     refused = event("connector.finished", REFUSED)
     assert facets(total, *loading, refused) == ("finished",)
     assert facets(total, *STORING, event("connector.free", REFUSED, blocks=[2, 1])) == ("free",)
-    # Whether there are as many blocks is for another law, and what no engine asks for is for none.
+    # Another law judges how many blocks are left, and no law judges calls that no engine makes.
     assert total([[*loading, done("in"), no_take(3)]]) == 10
     assert total([[*loading, done("in"), event("connector.free", REFUSED, blocks=[2])]]) == 10
 
@@ -121,7 +121,7 @@ def test_nothing_stays_held() -> None:
     assert facets(held_until_sent, *STORED, no_take(3)) == ("kept",)
     assert facets(held_until_sent, *STORED, take(1), no_take(2)) == ("kept",)
     assert held_until_sent([[*STORED, take(1), no_take(3)]]) == 1
-    # Before all is done, and before anything was, it is for others to say how much is free.
+    # Before the transfers end, or without any transfer, other laws judge how many blocks are free.
     assert held_until_sent([[*STORING, free(2, 1), no_take(3)]]) == 0
     assert held_until_sent([[CREATE, no_take(3)]]) == 0
 
@@ -155,7 +155,7 @@ def test_each_creation_is_another_pool() -> None:
     assert held_until_sent([[refused, *STORING[1:], free(2, 1), take(1, 2)]]) == 0
 
 
-# Loads into a cache.
+# -- loads into a cache
 
 
 def cache(*, caching: bool = True, block_size: int = 4) -> Event:
@@ -185,12 +185,12 @@ def allocate(name: str, *taken: int, delay: bool = True, **arguments: Any) -> Ev
 
 
 HASHES = [f"h{tokens}" for tokens in (2, 4, 6, 8, 10, 12)]
-"""Of a request of twelve tokens; blocks have four."""
+"""The hashes of a request of twelve tokens, one for every two tokens. Blocks have four tokens."""
 
 ADDED = event("cache.add", request="r", tokens=[0] * 12, max_tokens=1, salt=None)
 LOOKED_UP = event("cache.lookup", {"tokens": 4, "blocks": [[1]], "hashes": HASHES}, request="r")
 FOUND = {1: ["h4/0"]}
-"""Block 1 has the first four tokens."""
+"""Block 1 holds the first four tokens."""
 
 LOADING = (
     cache(),
@@ -216,7 +216,7 @@ def loaded(computed: int) -> Event:
 def test_what_is_being_loaded_has_no_key(behind: dict[int, list[str]]) -> None:
     assert failed_load([[*LOADING, state(FOUND)]]) == 1
     assert facets(failed_load, *LOADING, state(behind)) == ("being loaded",)
-    # Nor later, nor because it is freed.
+    # The block gets no key later either, nor when the request is freed.
     other = allocate("s", 4, delay=False)
     for later in (other, event("cache.free", request="r")):
         assert failed_load([[*LOADING, state(FOUND), later, state(FOUND)]]) == 1
@@ -229,7 +229,7 @@ def test_a_key_in_the_index_alone_is_one() -> None:
 
 
 def test_other_blocks_may_get_keys() -> None:
-    """The block that was found, say, or those of requests that are computed, or that were given up."""
+    """Other blocks are the found block, blocks of other requests, and blocks that the request has freed."""
     others = {1: ["h4/0", "h2/0"], 4: ["h8/0"]}
     assert failed_load([[*LOADING, state(others)]]) == 1
     freed = [*LOADING, state(FOUND), event("cache.free", request="r"), state(FOUND)]
@@ -259,11 +259,11 @@ def test_what_has_arrived_gets_keys(
 
 
 def test_keys_that_were_there_are_not_new() -> None:
-    """Another request has computed the same tokens, or may compute tokens that these events do not show."""
+    """Another request computed the same tokens, or may compute tokens that these events do not show."""
     there = {**FOUND, 5: ["h12/0"]}
     assert failed_load([[*LOADING, state(there), loaded(8), state({**there, 2: ["h8/0"]})]]) == 2
     assert failed_load([[*LOADING, state(FOUND), loaded(8), state({**FOUND, 3: ["unknown/0"]})]]) == 2
-    # Once it is there it is a request like any other.
+    # Once its tokens are loaded, the request is like any other.
     computed = [*LOADING, state(FOUND), loaded(8), state(FOUND), loaded(8), state({**FOUND, 3: ["h12/0"]})]
     assert failed_load([computed]) == 2
 
@@ -283,7 +283,7 @@ def test_what_was_evicted_has_no_key() -> None:
 def test_a_cache_without_any_keys_has_kept_no_promise() -> None:
     nothing = [cache(), state(), *LOADING[2:], state(), loaded(8), state()]
     assert failed_load([nothing]) == 0
-    # The control: any key will do, also one of the end.
+    # The control: any key counts, even that of the last block.
     assert failed_load([[*nothing[:-1], state({2: ["h8/0"]})]]) == 2
     assert facets(failed_load, *nothing[:-1], state({3: ["h12/0"]})) == ("not loaded",)
 
@@ -299,7 +299,7 @@ def test_each_law_of_connectors_has_a_fault() -> None:
     assert own <= set(FAULTS.values())
 
 
-# The protocol.
+# -- the protocol
 
 
 def test_the_reference_does_what_the_protocol_says() -> None:

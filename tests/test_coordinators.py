@@ -115,7 +115,7 @@ def test_eagle_groups_are_those_that_say_so_or_all() -> None:
 def resend(
     specs: Sequence[KVCacheSpec], tokens: int, again: int, eagle: bool, chunk: int = 10**6
 ) -> tuple[int, int]:
-    """How many of a prompt's first `again` tokens are found after it has been computed; and the unit."""
+    """Compute a prompt and look up its first `again` tokens. Returns the hit's length and the hits' unit."""
     unit = math.lcm(*(spec.block_size for spec in specs))
     manager = KVCacheManager(
         config(specs), 400, scheduler_block_size=unit, hash_block_size=2, use_eagle=eagle
@@ -141,7 +141,7 @@ GROUPS = st.lists(st.sampled_from(KINDS), min_size=1, max_size=4)
 def test_lookahead_costs_one_unit_at_most_however_many_groups(
     specs: list[KVCacheSpec], tokens: int, short: int
 ) -> None:
-    """All at once, so that a window's blocks are still there: then every boundary can be found."""
+    """The prompt is computed in one step, so no window has lost blocks, and a hit can end at any boundary."""
     again = max(1, tokens - short)
     without, unit = resend(specs, tokens, again, eagle=False)
     assert without == (again - 1) // unit * unit
@@ -153,7 +153,7 @@ def test_lookahead_costs_one_unit_at_most_however_many_groups(
 def test_a_prompt_sent_again_is_found_up_to_its_last_boundary(
     specs: list[KVCacheSpec], tokens: int, pace: int
 ) -> None:
-    """Nothing is evicted, so that the pace of the first request does not matter either."""
+    """Nothing is evicted, so the pace of the first request does not matter."""
     found, unit = resend(specs, tokens, tokens, eagle=False, chunk=pace)
     assert found == (tokens - 1) // unit * unit
     assert resend(specs, tokens, tokens, eagle=True, chunk=pace)[0] >= found - unit
@@ -174,7 +174,7 @@ def test_align_finds_where_steps_ended() -> None:
 
 
 def test_a_group_that_lacks_something_bounds_all() -> None:
-    """If a window group's block was evicted, the hit ends earlier, at the next length that all can serve."""
+    """If one group's block was evicted, the hit is cut to the next length that all groups can serve."""
     manager = KVCacheManager(
         config([full(), window(8), mamba("all", 8)]), 400, scheduler_block_size=8, hash_block_size=4
     )
@@ -194,7 +194,7 @@ def test_a_group_that_lacks_something_bounds_all() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_groups_are_asked_again_when_others_can_serve_less(order: tuple[int, ...]) -> None:
-    """Windows of one block each. Each group caches only some; only at 8 tokens do all have one."""
+    """Each window covers one block. Only at 8 tokens do all groups have a cached block."""
     kept = [(24, 16, 8), (28, 24, 8), (20, 16, 8, 4)]
     manager = KVCacheManager(config([window(5)] * 3), 400, scheduler_block_size=4, hash_block_size=4)
     first = Request("a", range(32), BlockHasher(4))
@@ -207,7 +207,7 @@ def test_groups_are_asked_again_when_others_can_serve_less(order: tuple[int, ...
 
 
 def test_no_key_is_given_for_lookahead_where_no_hit_ends_yet() -> None:
-    """Blocks of 2 tokens, and hits that are multiples of 4: one block serves none, three serve one."""
+    """The unit of hits is 4 tokens. One block of 2 tokens serves no hit, three blocks serve one."""
     for tokens, keys in ((2, 0), (3, 0), (4, 2 + 1), (6, 3 + 1)):
         manager = KVCacheManager(
             config([full(2), full(4)], eagle=[0]),

@@ -1,6 +1,6 @@
 """What a user sees of a broken law: a small example, and a message that says what is wrong.
 
-`pytest tests/test_counterexamples.py --snapshot-update` updates the messages; read what has changed.
+`pytest tests/test_counterexamples.py --snapshot-update` updates the messages. Read what has changed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ SMALLEST = [
     ("tensors:padding_left_out_of_strides", "padded pages", 6),
     ("shadow:salt_not_hashed", "FullAttentionSpec", 48),
 ]
-"""Faults, a subject that shows each, and the most operations that it takes to show it. Looks at what is
-inside, which nobody has to perform to see the fault, do not count."""
+"""Faults, each with a subject that shows it and the largest number of operations that the example may have.
+
+Operations that only show the state do not count: nobody has to perform them to get the fault.
+"""
 
 
 def check(fault: str, subject: str) -> Result:
@@ -52,7 +54,7 @@ def size(row: Row) -> int:
 
 
 def shown(result: Result, row: Row) -> str:
-    """The message, without how long it took."""
+    """The message without the times."""
     timeless = replace(row, seconds=0.0, exploring_seconds=0.0, driven_seconds=0.0)
     console = Console(file=io.StringIO(), width=100)
     render(replace(result, rows=[timeless], elapsed_seconds=0.0), console, verbose=True)

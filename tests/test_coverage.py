@@ -1,4 +1,4 @@
-"""`kvref check --coverage`: which lines of a target's own files were reached, by which law."""
+"""`kvref check --coverage`: which lines of a target's own files were reached, and by which laws."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def out_of_reach():
     ]
     return found  # never
 """
-"""Behind each line that counts is told which of the laws reach it."""
+"""The source of a target. The comment behind each line that counts names the laws that must reach it."""
 
 
 def marked(mark: str) -> set[int]:
@@ -88,12 +88,12 @@ def lines_in(stretches: list[list[int]], among: set[int]) -> set[int]:
 
 
 DRAWABLE = ("--subjects", "[!L]*")
-"""Not LanesSpec, of one of whose fields nobody tells values: a check with it is incomplete."""
+"""All subjects but LanesSpec. kvref knows no values for one of its fields, so a check would be incomplete."""
 
 
 @pytest.fixture
 def check(kvref: Kvref, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Check the toy, as one that lies in a folder with another module of the same package never loaded."""
+    """A function that checks the toy, in a package with another module that is never loaded."""
     folder = tmp_path / "vendor" / "measured"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
@@ -155,7 +155,7 @@ def test_programs_are_those_of_a_check_without(kvref: Kvref, tmp_path: Path) -> 
 
 
 def test_examples_in_processes_of_their_own(kvref: Kvref) -> None:
-    """And under other flags."""
+    """These examples also use other interpreter flags."""
     options = ("--coverage", "--laws", "registry.order-free", "--laws", "registry.refusals-survive-O")
     ran, report = kvref.report("hostile_toy:target", *options, "-n", 2)
     assert ran.code == 0
@@ -181,7 +181,7 @@ def test_a_target_that_dies(kvref: Kvref) -> None:
 
 
 def test_what_time_was_left_for_is_told(kvref: Kvref) -> None:
-    """A unit reports what it has reached while it runs."""
+    """A unit reports what it has reached while it runs, so a unit that is cut off still counts."""
     options = ("--laws", "pool.partition", "--depth", "deep", "--budget", "3", "--json")
     ran = kvref("check", "reference", "--coverage", *options)
     told = json.loads(ran.out)["coverage"]
@@ -233,7 +233,7 @@ def test_without_the_library(kvref: Kvref, monkeypatch: pytest.MonkeyPatch, tmp_
 def test_where_its_extension_cannot_be_loaded(
     kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in another version of Python."""
+    """coverage.py falls back to pure Python, as in a version of Python for which it has no extension."""
     options = ("--path", TARGETS, "--coverage", "--laws", IDENTITY, "--profile", "none", "--json", *DRAWABLE)
     usual = json.loads(kvref("check", "vendor_toy:good", *options).out)["coverage"]
     source = Path(coverage.__file__).parent
@@ -268,7 +268,7 @@ PLUGIN: Any = {"packages": ["acme", "acme_kernels"]}
         ("kvref_conformance.targets.faults.spec:alignment_lost_in_merge", None, REFERENCE),
         ("vllm", None, VLLM),
         ("vllm:acme", PLUGIN, Own(("acme", "acme_kernels"))),
-        ("vllm:acme", None, NOTHING),  # in a process without the plugin, for comparison
+        ("vllm:acme", None, NOTHING),  # as in the process that runs stock vLLM for comparison
         ("engine.kv.target:make", None, Own(("engine",))),
         ("single:make", None, Own(("single",))),
     ],
@@ -305,7 +305,7 @@ def test_modules_in_c_have_no_files() -> None:
         find(Own(("no_such",)))
 
 
-# -- what is told --------------------------------------------------------------------------------------------
+# -- what is reported ----------------------------------------------------------------------------------------
 
 
 def test_operations_are_measured_as_long_as_that_is_on() -> None:

@@ -121,7 +121,7 @@ def test_without_caching_nothing_need_be_told() -> None:
     [
         [resolved(32, 16), construct(32, 16)],
         [resolved(64, 32), construct(64, 32), refused(64, 24), construct(64, 16)],
-        [resolved(32, 16), refused(64, 16)],  # unresolved block sizes may be refused
+        [resolved(32, 16), refused(64, 16)],  # the engine may refuse block sizes that were not resolved
         [resolved(32, 32, caching=False), construct(32, 32, caching=False), construct(24, 16, caching=False)],
         [resolved(32, 16), construct(32, 16, scheduler_block_size={}, hash_block_size={})],
         [resolved(32, 16), construct(48, 16, scheduler_block_size=None)],
@@ -210,11 +210,11 @@ RANKS = [worker("a", blocks=4), worker("a", blocks=3)]
     "events",
     [
         [GROUPS, planned(STAGES, plan(4, A, NOT_B), plan(4, NOT_A, B))],
-        [GROUPS, planned(STAGES, plan(3, A, NOT_B), plan(3, NOT_A, B))],  # no worker alone shows how many
+        [GROUPS, planned(STAGES, plan(3, A, NOT_B), plan(3, NOT_A, B))],  # nothing shows that 4 would fit
         [GROUPS, planned([worker("a"), worker()], plan(4, A), plan(4, NOT_A))],
         [GROUPS, planned([*STAGES, worker("a")], plan(4, A, NOT_B), plan(4, NOT_A, B), plan(4, A, NOT_B))],
         [alone(4), alone(3), planned(RANKS, plan(3, A), plan(3, A))],
-        [GROUPS, error("planner.workers", workers=STAGES)],  # memory may not suffice
+        [GROUPS, error("planner.workers", workers=STAGES)],  # memory may be too small
         [
             alone(4),
             error("planner.config", layers={"a": FULL}, memory=1),
@@ -323,7 +323,7 @@ def test_no_plan_no_report() -> None:
 
 
 def test_memory_for_one_request() -> None:
-    told = capacity(4.0, 400, 8, 2)  # 41 blocks in 4199 bytes: no block has more than 103
+    told = capacity(4.0, 400, 8, 2)  # 41 blocks in 4199 bytes: a block has at most 103
     judged = answer("planner.config", None, layers=LAYERS, memory=11 * 103)
     assert enough_memory([[told, told, judged]]) == 1
     assert enough_memory([[told, error("planner.config", layers=LAYERS, memory=11 * 103 - 1)]]) == 0
@@ -381,7 +381,7 @@ UNPLANNED = error("planner.groups", layers={"a": DECLARED})
     [
         [as_(OWN), put(OWN, "P"), as_("P", platform_field=1), put(OWN, None), as_(OWN)],
         [as_(OWN), put(OWN, "P"), as_("P"), put("P", "Q"), as_("Q"), put(OWN, None), as_(OWN)],
-        [as_(OWN), put(OWN, "P"), as_("P"), put("P", "Q"), as_("P")],  # in turn, or not
+        [as_(OWN), put(OWN, "P"), as_("P"), put("P", "Q"), as_("P")],  # the second may apply or not
         [as_(OWN), put(OWN, "P"), as_("P"), not_put("P", OWN), as_("P")],
         [UNPLANNED, not_put(OWN, "P"), UNPLANNED],
     ],
@@ -411,7 +411,7 @@ def test_substitute(events: list[Event], wrong: str) -> None:
     assert facets(substitute, *START, *events) == (wrong,)
 
 
-# --- what crosses
+# --- invalid answers
 
 
 def test_answers_that_the_laws_can_work_with() -> None:

@@ -1,4 +1,4 @@
-"""What `kvref diff` reports about the changes between two reports."""
+"""Which changes between two reports `kvref diff` reports."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def changes(old: list[Row], new: list[Row]) -> list[tuple[str, str, bool]]:
         ([row(HOLDS)], [row(KNOWN, "a")], [("known", "a", True)]),
         ([row(HOLDS)], [row(GAP)], [("unjudged", "", True)]),
         ([row(HOLDS)], [], [("gone", "", True)]),
-        # What is said of the whole changed, and the way did not.
+        # The row of the whole subject changed, and the facet did not.
         ([row(KNOWN, "a")], [row(KNOWN, "a"), row(OPEN)], [("open", "", True)]),
         ([row(KNOWN, "a"), row(OPEN)], [row(KNOWN, "a")], [("judged", "", False)]),
         ([row(NA), row(KNOWN, "a")], [row(KNOWN, "a"), row(OPEN)], [("open", "", True)]),

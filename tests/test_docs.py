@@ -47,7 +47,7 @@ def test_each_difference_has_a_name_of_its_own_and_laws_that_exist() -> None:
 
 
 def test_the_page_of_commands_is_up_to_date() -> None:
-    # In a process of its own: a command keeps the names of its option for help from where it was asked first.
+    # In a new process: click keeps the names of a help option from the first command that asked for it.
     made = subprocess.run([sys.executable, commands.__file__], capture_output=True, text=True, check=True)
     assert (DOCS / "cli.md").read_text(encoding="utf-8") == made.stdout, (
         "run: python tests/commands.py > docs/cli.md"
@@ -62,14 +62,14 @@ def test_the_page_of_schemas_has_them_all() -> None:
 
 
 def commands_in(text: str) -> list[str]:
-    """The calls of kvref in the code that a page shows, without what a shell makes of their ends."""
+    """The `kvref` commands in a page's code blocks, without comments, redirections and alternatives."""
     shown = "".join(re.findall(r"^```(?:sh|console|yaml)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     lines = re.findall(r"^ *(?:\$ |(?:- )?run: )?(kvref(?: .*)?)$", shown, re.MULTILINE)
     return [re.split(r" (?:#|>>|\|\|) ", line)[0].strip() for line in lines]
 
 
 def parse(command: click.Command, context: click.Context, words: list[str]) -> None:
-    """Raises `click.UsageError` for a command or an option that does not exist."""
+    """Raises `click.UsageError` if the command or an option does not exist."""
     _, words, _ = command.make_parser(context).parse_args(words)
     if isinstance(command, click.Group) and words:
         name, chosen, words = command.resolve_command(context, words)
@@ -100,7 +100,7 @@ def test_commands_are_seen_wherever_they_are_shown() -> None:
 
 
 def test_the_finding_that_is_shown_first_is_in_its_script() -> None:
-    """tests/vllm/test_stock.py runs it."""
+    """tests/vllm/test_stock.py runs this script."""
     script = (DOCS / "finding.py").read_text(encoding="utf-8")
     for page in (ROOT / "README.md", DOCS / "index.md"):
         (shown,) = re.findall(
@@ -113,7 +113,7 @@ TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 
 
 def test_the_tutorial_ends_with_the_profile_of_its_plugin() -> None:
-    """What it says beyond that is what is run in tests/vllm."""
+    """Apart from the known finding, the tutorial's profile equals the plugin's own, which tests/vllm runs."""
     blocks = re.findall(r"^```toml\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
     told = tomllib.loads("".join(blocks))
     assert [entry["law"] for entry in told.pop("known")] == ["spec.merge-identity"]

@@ -1,4 +1,4 @@
-"""Driven examples: the same for the same seed, reported unchanged, and reduced when they break a law."""
+"""Driven examples: equal for equal seeds, reported unchanged, and reduced when they break a law."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_the_same_seed_makes_the_same_examples(journal: Path) -> None:
 
 @pytest.mark.parametrize("subject", ["FullAttentionSpec", "SlidingWindowSpec", "MambaSpec"])
 def test_what_is_kept_is_what_any_stage_keeps(subject: str, journal: Path) -> None:
-    """No argument or answer was changed afterwards, and all are plain JSON."""
+    """The driver's swift stage keeps the same operations and answers as an ordinary stage, in plain JSON."""
     driver, made = examples(subject, 3, 3, journal)
     for example in made:
         swift, careful = driver.perform_swiftly(example), LocalStage(TARGET, Journal(journal))
@@ -63,7 +63,7 @@ def test_what_is_kept_is_what_any_stage_keeps(subject: str, journal: Path) -> No
 
 
 def test_what_breaks_is_reduced(journal: Path) -> None:
-    """Reduced to what it takes: ten short requests, no more."""
+    """The condition is "ten requests were added". Reduction must leave ten short requests and few steps."""
     driver, made = examples("FullAttentionSpec", 0, 1, journal)
     sizes = []
 
@@ -89,7 +89,7 @@ def test_what_does_not_break_again_is_left_alone(journal: Path) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_what_only_driving_finds(kvref: Kvref) -> None:
-    """It takes more requests than an example of Hypothesis has."""
+    """The target fails only after more requests than an example of Hypothesis has."""
     ran, report = kvref.report("hostile_reference:loses_references_of_many_requests", *REFERENCES)
     assert ran.code == 1
     row = next(row for row in report["laws"] if row["status"] == "broken")
@@ -107,7 +107,7 @@ def test_rates_are_told(kvref: Kvref) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_a_death_while_driven_is_told_in_full(kvref: Kvref, tmp_path: Path) -> None:
-    """The numbers in the journal give the same operations again."""
+    """The journal has the example's numbers only. Performed again, they give the same operations."""
     laws = ("--laws", "target.answers", "--laws", "manager.references", *REFERENCES[2:])
     folder = tmp_path / "report"
     ran = kvref.check("hostile_reference:dies_of_many_requests", *laws, "--report", folder)

@@ -1,4 +1,4 @@
-"""The mini-scheduler on the reference: nothing fails, and the search finds its own calls again."""
+"""The mini-scheduler on the reference: no call fails, and the search in `following` finds its calls again."""
 
 import copy
 import random
@@ -16,7 +16,7 @@ PER_STEP = ["new_step", "take_copies", "take_events", "take_new_block_ids"]
 
 
 class Kept:
-    """A stage that performs on the reference and keeps the calls it got."""
+    """A stage that performs the operations on the reference and records the calls."""
 
     def __init__(self) -> None:
         self.target = ReferenceTarget()
@@ -81,7 +81,7 @@ def test_the_reference_refuses_nothing_that_it_asks(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["asynchronous", "pipeline", "states"])
 def test_what_it_asked_it_can_ask(name: str) -> None:
-    """And not if a step had begun without saying so."""
+    """Without the call that starts a step, the search finds no way past that point."""
     engine, calls = driven(SETUPS[name], 1)
     told = news(calls)[:80]
     assert follow(SETUPS[name], engine.shape, told) == (80, 80)

@@ -49,12 +49,12 @@ def test_all_that_is_held_of_a_law_is_told(law: str) -> None:
         assert re.search(rf"^  kvref check {re.escape(fault.target)} .*--laws {re.escape(law)}\b", told, re.M)
     assert told.count("(reported as ") == sum(bool(fault.source) for fault in own)
     assert "()" not in told
-    # No part is empty.
+    # No section is empty.
     assert not re.search(r"^\S.*\n\n|^\S.*\n\Z", told.partition("\n\n")[2], re.M)
 
 
 def test_capabilities_are_about_parts_that_there_are() -> None:
-    """So `kvref explain` names each capability where it matters."""
+    """`kvref explain` names a capability at the laws whose workload uses its parts."""
     parts = {part for workload in WORKLOADS.values() for part in workload.parts}
     assert [name for name, capability in CAPABILITIES.items() if not {*capability.parts} <= parts] == []
 
@@ -64,7 +64,7 @@ def test_what_a_fault_does_is_told_as_it_says_itself() -> None:
         module, _, name = fault.target.partition(":")
         says = " ".join(getattr(importlib.import_module(module), name).__doc__.split())
         told = explained(fault.law).partition(f"{fault.name} (")[2].partition("\n")[0].partition(": ")[2]
-        # Its source stands in front.
+        # The fault's source is shown before the sentence.
         assert told.removesuffix(".") == says.removesuffix(".").removesuffix(f" ({fault.source})")
 
 

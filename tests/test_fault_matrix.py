@@ -1,4 +1,4 @@
-"""Which law catches which fault: what is tried, and what is reported."""
+"""`kvref faults`: which laws it tries on which faults, and what it reports."""
 
 from __future__ import annotations
 

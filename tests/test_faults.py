@@ -1,4 +1,4 @@
-"""Every law finds a deliberate fault of the reference; without faults, all hold."""
+"""Every law finds a deliberate fault of the reference. Without faults, all laws hold."""
 
 import pytest
 from faulty import SHOWN_BY, breaks_exactly_its_law, check, left_out, look_for
@@ -11,9 +11,10 @@ from kvref_conformance.running.loading import Loaded
 from kvref_conformance.targets.faults import FAULTS
 
 ONE_OF_EACH_AREA = {LAWS[law].area: fault for fault, law in reversed(FAULTS.items()) if law != ANSWERS.id}
-"""Reduced, confirmed and examined by all laws of the area here; tests/nightly does so with every fault.
+"""One fault of each area, which these tests reduce and confirm, and try on all laws of the area.
 
-`target.answers` needs the laws of several areas, which takes minutes: tests/nightly does this one alone.
+tests/nightly does the same with every fault. Only there runs the fault of `target.answers`: it needs the laws
+of several areas, which takes minutes.
 """
 
 
@@ -22,17 +23,17 @@ def test_every_law_has_a_fault() -> None:
 
 
 def test_the_reference_keeps_every_law() -> None:
-    """The control: without the faults, every law holds for every subject, with examples.
+    """The control: without a fault, every law holds for every subject, with examples.
 
-    Inputs that the examples never had are listed with a reason.
+    docs/undrawn.toml lists each input that the examples never have, with a reason.
     """
     result = check("reference", Options(jobs=2, inputs=True))[0]
     rows = result.rows
     assert {row.law for row in rows} == set(LAWS)
     rest = [row for row in rows if not left_out(row)]
     assert [row.title for row in rest if row.status is not Status.HOLDS or not row.examples] == []
-    # What speaks of plugins is held by the reference with one, in test_plugin.py, and hits within blocks by
-    # vLLM.
+    # Laws about plugins do not apply here: test_plugin.py checks them on a reference with a plugin.
+    # Hits within a block occur only in vLLM.
     missing = set(LAWS) - {row.law for row in rest}
     plugins = {row.law for row in rows if row.message == "there is no plugin"}
     assert missing == {*plugins, "manager.copies-reported"}

@@ -29,7 +29,7 @@ SAMPLE = [
     "EncoderOnlyAttentionSpec__state_content_bytes__merge_first",
     "MambaSpec__page_size_padded__copy",
 ]
-"""Faults of all classes and rules. `tox -e fields` tries every one."""
+"""A sample of all classes and rules. `tox -e fields` tries every generated fault."""
 
 
 def test_there_is_a_fault_for_each_class_field_and_rule() -> None:

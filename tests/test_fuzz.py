@@ -62,7 +62,7 @@ def test_help_and_usage(kvref: Kvref, tmp_path: Path) -> None:
 
 
 def test_nothing_is_found_in_the_reference(kvref: Kvref, folder: Path) -> None:
-    """The control. The second run continues with its own rounds."""
+    """The control. The second run goes on with new rounds."""
     ran = fuzz(kvref, "reference", folder, *MERGE)
     assert (ran.code, "no findings" in ran.out) == (0, True)
     first = state(folder)
@@ -90,7 +90,7 @@ def test_a_finding_is_kept_once_with_trace_and_program(kvref: Kvref, folder: Pat
     again = fuzz(kvref, LOSING, folder, *MERGE)
     assert (again.code, state(folder)["findings"]) == (1, found)
     assert not list((folder / "examples").glob("*"))
-    # A finding whose trace is removed is searched anew.
+    # If its trace is removed, the fuzz finds the failure again.
     (folder / found[0]["trace"]).unlink()
     fuzz(kvref, LOSING, folder, *MERGE)
     key = ("law", "subject", "facet", "status")
@@ -123,7 +123,7 @@ def test_what_is_found_by_who_dies_is_confirmed_as_it_is(kvref: Kvref, folder: P
 
 
 def started(kvref: Kvref, folder: Path) -> subprocess.Popen[str]:
-    """A fuzz of a fault that has just found something."""
+    """Starts a fuzz of a fault. Returns when the first finding is saved."""
     process = kvref.start("fuzz", FAULT, *SHADOW, "--for", "10m", "-n", "2", "--dir", folder)
     deadline = time.monotonic() + 120
     while not traces(folder):
@@ -153,7 +153,7 @@ def test_killed_at_once_it_has_lost_nothing_and_goes_on(kvref: Kvref, folder: Pa
     found = {(each["law"], each["subject"], each["facet"]): each for each in after["findings"]}
     assert len(found) == len(after["findings"])
     for path in before:
-        # Reduced meanwhile: the reduced finding has replaced the first one.
+        # Meanwhile the fuzz has reduced this finding, and replaced its file.
         assert not path.exists()
     assert {each["status"] for each in found.values()} == {"broken"}
 

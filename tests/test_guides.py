@@ -1,4 +1,4 @@
-"""The how-to guides are true: their code runs, and their commands print what they show."""
+"""The code of the how-to guides runs, and their commands print what the guides show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, empty."""
+    """An empty folder, which is the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
@@ -31,7 +31,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def consoles(page: str) -> list[list[str]]:
-    """Each command that a page shows, with the output lines it shows."""
+    """Each command that a page shows, followed by the output lines that it shows."""
     shown: list[list[str]] = []
     for line in "".join(blocks(page, "console")).splitlines():
         if line.startswith("$ "):
@@ -42,7 +42,7 @@ def consoles(page: str) -> list[list[str]]:
 
 
 def check(shown: list[str], code: int) -> None:
-    """Run a command: it prints the shown lines in this order; `...` stands for others."""
+    """Run a command. It must print the shown lines in this order; `...` stands for any other lines."""
     command, *lines = shown
     program, *arguments = shlex.split(command)
     assert program == "kvref"

@@ -126,7 +126,7 @@ MAYBE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", MAYBE)
 def test_what_may_be_hashed_and_need_not_be(name: str) -> None:
-    """Equal KV written in two ways breaks neither law, whatever the hashes."""
+    """The KV is equal but described in two ways. A target may hash it equally or not: no law breaks."""
     one, other = MAYBE[name]
     for answer in ("h", "g"):
         assert injective([[hashes(one, "h"), hashes(other, answer)]]) == 0
@@ -190,11 +190,11 @@ DESCRIPTION: Any = {"capabilities": dict(TARGET.capabilities)}
 
 @pytest.mark.parametrize("kind", ["tokens", *KINDS])
 def test_pairs_are_requests_that_the_reference_takes(kind: str) -> None:
-    """And they show what a hash that leaves this kind out does wrong."""
+    """The pairs also show the mistake of a hash that leaves this kind of content out."""
     broken: set[str] = set()
 
     def forgetful(event: Event) -> Event:
-        """Hashes of the tokens alone, chained."""
+        """Replaces the hashes by chained hashes of the tokens alone."""
         size, tokens = event["args"]["hash_block_size"], event["args"]["content"]["tokens"]
         ends = range(size, len(tokens) + 1, size)
         values = [hashlib.sha256(json.dumps(tokens[:end]).encode()).hexdigest() for end in ends]

@@ -34,7 +34,7 @@ def test_appended_tokens_hash_as_if_they_had_been_there() -> None:
 
 
 def test_negative_tokens_have_no_hash() -> None:
-    """A request refuses them itself; another owner of content may not."""
+    """`Request` already refuses negative tokens. This is for other objects that have tokens."""
     content = SimpleNamespace(all_token_ids=[1, 2, -3, 4], multimodal_items=(), embeddings=())
     done: list[bytes] = []
     with pytest.raises(InvalidRequestError, match="-3 is no token id"):
@@ -143,7 +143,7 @@ def test_hashes_do_not_depend_on_the_process() -> None:
 
 
 def test_the_documented_encoding() -> None:
-    """Frozen: if this changes, caches of different releases no longer understand each other."""
+    """The encoding must never change: caches of different releases exchange hashes."""
     assert hashes(range(4), BlockHasher(4, lambda data: data))[0].hex() == (
         "70" + (14).to_bytes(8, "little").hex() + "73" + (5).to_bytes(8, "little").hex() + b"kvref".hex()
         + "74" + (32).to_bytes(8, "little").hex() + "".join(n.to_bytes(8, "little").hex() for n in range(4))

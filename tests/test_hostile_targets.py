@@ -79,7 +79,7 @@ def test_does_not_import(kvref: Kvref, monkeypatch: pytest.MonkeyPatch, behaviou
 
 @pytest.mark.parametrize("laws", [MERGE, ("--laws", "registry.refusals-survive-O")])
 def test_hangs_while_loading(kvref: Kvref, laws: tuple[str, ...]) -> None:
-    """The second needs two processes that load the target."""
+    """The second law needs two hosts, and both load the target."""
     ran = kvref.check("hostile_loading:hangs_with_child", "--timeout", "0.2", *laws)
     assert (ran.code, ran.out) == (2, "")
     assert ran.told.endswith("cannot be used: still loading after 2 s.")
@@ -161,7 +161,7 @@ def test_no_interpreter(kvref: Kvref, tmp_path: Path, kind: str, words: str) -> 
 def test_folder_of_temporary_files_with_a_long_name(
     kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sockets' names are short; that is no reason to fail."""
+    """kvref must not put sockets into this folder, because a socket's path may have only about 100 bytes."""
     long = tmp_path / ("long" * 30)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
@@ -176,7 +176,7 @@ def test_folder_of_temporary_files_with_a_long_name(
 def check_death(
     kvref: Kvref, tmp_path: Path, factory: str, laws: tuple[str, ...], observed: str, *options: str
 ) -> dict[str, Any]:
-    """Check that the death is found: its trace."""
+    """Check that kvref reports the death of the process. Returns the trace of the finding."""
     folder = tmp_path / "report"
     ran, report = kvref.report(f"hostile_operations:{factory}", "--report", folder, *laws, *ANSWERS, *options)
     assert (ran.code, report["verdict"]) == (1, "not conformant"), ran.out
@@ -199,7 +199,7 @@ def operations(trace: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("factory", "observed"),
     [
-        # The time-out is short for the last one, whose program hangs.
+        # The last case needs a short time-out, because its program hangs.
         ("merge_segfaults", "specs.merge: killed by SIGSEGV"),
         ("merge_dies_of_real_time_signal", f"specs.merge: killed by signal {REAL_TIME}"),
         ("merge_raises_system_exit", "specs.merge: raised SystemExit, which ends a process"),
@@ -235,7 +235,7 @@ def test_operation_hangs(
 def test_death_can_be_shown_to_others(
     kvref: Kvref, tmp_path: Path, factory: str, laws: tuple[str, ...], observed: str, reduced: list[str]
 ) -> None:
-    """Its trace is short, its program fails by itself, and its replay passes on a correct target."""
+    """The trace is short, the program fails by itself, and the replay passes on a correct target."""
     trace = check_death(kvref, tmp_path, factory, laws, observed)
     assert operations(trace) == reduced
     [program] = (tmp_path / "report" / "repro").iterdir()
@@ -278,7 +278,7 @@ def test_processes_left_by_operations_are_ended(kvref: Kvref) -> None:
     assert kvref.check("hostile_operations:build_leaves_children", *MERGE, *ANSWERS).code == 0
 
 
-# -- answers that are none ---------------------------------------------------------------------------------
+# -- invalid answers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def caches(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_wrong_with_an_answer(operation: str, value: Any, words: str) -> None:
-    """The message names the operation, the field with its value, and what was wanted."""
+    """The message names the operation, the field with its value, and what a valid answer has."""
     part, _, name = operation.partition(".")
     target: Any = SimpleNamespace(**{"name": "odd", part: SimpleNamespace(**{name: answering(value)})})
     with pytest.raises(NotJudged) as caught:
@@ -470,7 +470,7 @@ def test_answers_that_are_let_through(operation: str, value: Any) -> None:
     ],
 )
 def test_answers(function: Any, outcome: Any) -> None:
-    """The control: plain data, refusals, and what ends a process."""
+    """The control: plain data, refusals and the end of a process are valid outcomes."""
     target: Any = SimpleNamespace(name="odd", specs=SimpleNamespace(build=function), registry=None)
     assert list(answer(target, "specs.build", {}).values()) == [outcome]
 
@@ -503,14 +503,14 @@ def test_arguments_may_be_changed(kvref: Kvref, tmp_path: Path) -> None:
 
 
 def test_slow_operations_are_no_hang(kvref: Kvref) -> None:
-    """The time-out is for each operation: an example may take longer."""
+    """The time-out applies to each operation, so an example may take longer."""
     laws = ("--laws", "spec.copy-consistent")
     ran, report = kvref.report("hostile_operations:slow_at_first", "--timeout", "2.5", *laws, *ANSWERS)
     assert (ran.code, {row["status"] for row in report["laws"]}) == (0, {"holds"}), report
 
 
 def test_flood_of_output(kvref: Kvref) -> None:
-    """Hundreds of megabytes on both streams, in loading and in operations: stdout stays pure JSON."""
+    """The target prints hundreds of megabytes to both streams. The stdout of kvref stays pure JSON."""
     process = kvref.start("check", "hostile_loading:floods", "--path", TARGETS, "--json", *MERGE)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, json.loads(out)["verdict"]) == (0, "conformant")
@@ -573,7 +573,7 @@ def test_interrupts_leave_nothing(
     wait_for(marker)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    # At most the line that says what is checked.
+    # At most the line that says what kvref checks.
     assert (process.returncode, out.count("\n") <= 2) == (code, True)
     assert "Traceback" not in err
     assert ("interrupted" in err) == (number == signal.SIGINT)
@@ -581,7 +581,7 @@ def test_interrupts_leave_nothing(
 
 
 def test_interrupt_while_confirming(kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kvref waits for no thread."""
+    """An interrupt ends kvref although a thread of it still waits for the program."""
     marker = tmp_path / "marker"
     monkeypatch.setenv("HOSTILE_MARKER", str(marker))
     target = "hostile_operations:merge_hangs_in_programs"
@@ -594,7 +594,7 @@ def test_interrupt_while_confirming(kvref: Kvref, tmp_path: Path, monkeypatch: p
 
 
 def test_killed_while_loading(kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the folder stays: no process is left to remove it."""
+    """Nothing but the temporary folder stays: no process is left to remove it."""
     marker = tmp_path / "marker"
     monkeypatch.setenv("HOSTILE_MARKER", str(marker))
     process = kvref.start("check", "hostile_loading:hangs_with_child", "--path", TARGETS, *MERGE)

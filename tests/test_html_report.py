@@ -1,4 +1,4 @@
-"""The report as a page: its content, that all text stays text, and its size."""
+"""The HTML page of a report: its content, its size, and that no text of a target becomes markup."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ HOSTILE = [
 
 
 class Page(HTMLParser):
-    """A page as a parser sees it. Tags that are not closed in order are an error."""
+    """Parses a page. Fails if tags are not closed in the right order."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Page(HTMLParser):
 
 
 def harmless(content: bytes) -> Page:
-    """The page, after a check that it is one of ours and nothing else."""
+    """Parse the page, and fail if it contains anything but our own tags, scripts and links."""
     assert len(content) < MOST
     parsed = Page(content)
     assert {tag for tag, _ in parsed.elements} <= TAGS
@@ -251,7 +251,7 @@ def test_without_tables_the_operations_are_told() -> None:
     parsed = harmless(page(result(row)))
     assert parsed.all("svg", role="img") == []
     assert "merge [] A()" in parsed.text
-    # As for a known row, whose operations have no answers.
+    # The operations of a known row have no answers.
     row.events = None
     assert "merge [] stand-alone program" in harmless(page(result(row))).text
 
@@ -425,7 +425,7 @@ def test_hostile_text_stays_text(text: str, tmp_path: Path) -> None:
     parsed = harmless(page(one))
     assert time.monotonic() - started < 10
     if text.isprintable() and text.strip() and len(text) < 100:
-        # As it is, in all places: nothing was taken for markup, and nothing lost.
+        # The text appears unchanged in all places: no part became markup, and no part is missing.
         assert parsed.text.count(text) > 20
     if text.isprintable() and len(text) > 100:
         assert text[:110] in parsed.text
@@ -436,7 +436,7 @@ def test_hostile_text_stays_text(text: str, tmp_path: Path) -> None:
 def test_no_name_leads_out_of_the_folder(text: str, tmp_path: Path) -> None:
     folder = tmp_path / "in" / "report"
     one = hostile(text)
-    one.coverage = None  # what a target calls itself may be anything, but not its files
+    one.coverage = None  # a target can choose any name for itself, but not for its files
     written = write_report(one, folder)
     assert all(path.resolve().is_relative_to(folder.resolve()) for path in written)
     assert {path.relative_to(folder).parts[0] for path in written} == {
@@ -480,7 +480,7 @@ def test_a_run_of_all_laws_with_much_that_is_broken_stays_small() -> None:
     parsed = harmless(content)
     found = parsed.all("article")
     assert len(found) == sum(row.status is Status.BROKEN for row in rows) == 72
-    # Some in full; for the others the page says where the rest is.
+    # The page draws some findings in full. For the others it says where to find the rest.
     pictures = len(parsed.all("svg", role="img"))
     assert 5 < pictures < 72
     assert "(not on this page)" in parsed.text

@@ -1,4 +1,4 @@
-"""What moves into huge pages: private memory without a file, in whole pages, unchanged."""
+"""Which memory moves into huge pages: private memory without a file, in whole pages. Its content stays."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ assert child == 0 or os.waitpid(child, 0)[1] == 0
 
 
 def test_memory_stays_as_it_is() -> None:
-    """In a process of its own, and in one that is forked from it."""
+    """Checked in a process of its own and in a child that it forks."""
     assert subprocess.run([sys.executable, "-c", KEEPS], check=False).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""The files of `kvref init` work unchanged, and no existing file is lost."""
+"""The files that `kvref init` writes work unchanged, and it overwrites no existing file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGETS = Path(__file__).parent / "targets"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, empty but for a target."""
+    """The current folder, which has a target and nothing else."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lib").mkdir()
     for path in TARGETS.glob("vendor_toy.py"):
@@ -84,7 +84,7 @@ def test_what_has_to_be_filled_in_is_said() -> None:
         "path": ["build/plugin"],
     }
     assert "# [strategies.AcmeSpec]\n# lanes = []\n\n" in text
-    # Filled in as it says, and with the examples in use, it is a profile.
+    # With its gaps filled in and its examples uncommented, the file is a valid profile.
     filled = text.replace("# [", "[").replace("\n# lanes = []", "\nlanes = [4]")
     for line in ("block_sizes", "law", "subject", "issue", "until"):
         filled = filled.replace(f"# {line} = ", f"{line} = ")
@@ -126,7 +126,7 @@ def test_the_workflow(wanted: Wanted, steps: list[str]) -> None:
 
 
 def test_the_steps_of_the_workflow_are_commands_that_there_are() -> None:
-    """The shell reads each, and kvref knows the options."""
+    """The shell can parse each step, and the commands have the options that the steps use."""
     text = workflow(Wanted("vllm==0.32.0:acme", (), ("build/my plugin",)))
     assert "--target 'build/my plugin' ." in text
     commands = [line.partition("run: ")[2] for line in text.splitlines() if "run: " in line]

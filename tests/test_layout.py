@@ -1,4 +1,4 @@
-"""Where bytes lie, worked out by hand."""
+"""Where a layout puts the bytes. The expected numbers were worked out by hand."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ BLOCKS = 3
 
 
 def full(**fields: Any) -> FullAttentionSpec:
-    """4 tokens, 2 heads, K and V of 3 halves each: 96 bytes a page."""
+    """A page has 4 tokens, 2 heads, and K and V of 3 half-precision values each: 96 bytes."""
     plain = {"block_size": 4, "num_kv_heads": 2, "head_size": 3, "dtype": torch.float16}
     return FullAttentionSpec(**{**plain, **fields})
 
@@ -25,7 +25,7 @@ def window() -> SlidingWindowSpec:
 
 
 def states() -> MambaSpec:
-    """8 + 6 bytes, in a page of 96."""
+    """The states have 8 and 6 bytes, in a page of 96."""
     return MambaSpec(
         block_size=4, shapes=((2,), (3,)), dtypes=(torch.float32, torch.float16), page_size_padded=96
     )
@@ -43,13 +43,13 @@ def placed(layout: str, *specs: KVCacheSpec, **how: Any) -> dict[str, LayerPlace
 @pytest.mark.parametrize(
     ("layout", "strides", "runs"),
     [
-        # A page has 48 elements: 4 states of 2 heads of 6.
+        # A page has 48 elements: 4 tokens of 2 heads of 6 elements.
         ("LBNHC", (48, 6, 12, 1), [(96, 96)]),
         ("LBHNC", (48, 24, 6, 1), [(96, 96)]),
-        # Heads outside of blocks: 24 elements of a head for each of 3 blocks.
+        # Heads lie outside of blocks: 24 elements of a head for each of 3 blocks.
         ("LHBNC", (24, 72, 6, 1), [(48, 48), (192, 48)]),
         ("BLNHC", (48, 6, 12, 1), [(96, 96)]),
-        # K and V have an axis: 3 elements of a head each.
+        # K and V have an axis of their own: 3 elements of a head each.
         ("LKBNHC", (72, 24, 3, 6, 1), [(48, 48), (192, 48)]),
         ("LBKNHC", (24, 48, 3, 6, 1), [(96, 96)]),
         ("LBKHNC", (24, 48, 12, 3, 1), [(96, 96)]),
@@ -66,7 +66,7 @@ def test_one_layer(layout: str, strides: tuple[int, ...], runs: list[tuple[int, 
 
 
 def test_axes_in_the_order_of_a_backend() -> None:
-    """FlashAttention's (2, blocks, tokens, heads, size), say."""
+    """For example the order of FlashAttention: (2, blocks, tokens, heads, size)."""
     [view] = (
         place_kv_caches(config_of(full()), KVCacheLayout("LKBNHC", "KBNHC")).layers["layer.0"].pages.views
     )
@@ -77,7 +77,7 @@ def test_axes_in_the_order_of_a_backend() -> None:
 @pytest.mark.parametrize(
     ("layout", "first", "second"),
     [
-        # One after another, page by page, and head by head of all layers.
+        # The layers lie one after another, or alternate page by page, or alternate head by head.
         ("LBNHC", [(96, 96)], [(288 + 96, 96)]),
         ("BLNHC", [(192, 96)], [(192 + 96, 96)]),
         ("BHLNC", [(192, 48), (288, 48)], [(192 + 48, 48), (288 + 48, 48)]),
@@ -105,7 +105,10 @@ def test_pages_of_other_layers_between_blocks() -> None:
 
 @pytest.mark.parametrize("layout", ["LKBNHC", "LHBNC", "LNBHC"])
 def test_pages_stay_together_where_others_use_them(layout: str) -> None:
-    """Attention and states take turns: halves of a page would lie on two blocks of the other."""
+    """Attention and recurrent layers use the same memory in turns.
+
+    If a layout took pages apart, each half of a page would lie on another block of the other layer.
+    """
     layers = placed(layout, full(), states())
     assert list(layers["layer.0"].runs_of(1)) == [(96, 96)]
     assert list(layers["layer.1"].runs_of(1)) == [(96, 14)]
@@ -153,7 +156,7 @@ def test_what_is_no_attention_and_no_state_is_bytes() -> None:
     [
         ("LBNHC", (24, 6, 12, 1), [(96, 96)]),
         ("LKBNHC", (72, 12, 3, 6, 1), [(48, 48), (192, 48)]),
-        # Within a block, the kernel's blocks come one after another, each with K and V.
+        # Within a block, the kernel's blocks lie one after another, each with K and V.
         ("LBKNHC", (12, 24, 3, 6, 1), [(96, 96)]),
     ],
 )
@@ -196,7 +199,7 @@ def test_compressed_states_that_do_not_make_a_kernel_block() -> None:
 
 
 def test_a_value_that_would_not_be_aligned() -> None:
-    """A page of bytes before one of halves, in one buffer."""
+    """In one buffer, a page of single bytes precedes a page of half-precision values."""
     byte = full(dtype=torch.uint8, num_kv_heads=1, page_size_padded=25)
     config = config_of(byte, full())
     assert place_kv_caches(config).layers.keys() == {"layer.0", "layer.1"}
@@ -208,7 +211,7 @@ def test_a_value_that_would_not_be_aligned() -> None:
 
 
 def test_states_that_would_not_be_aligned() -> None:
-    """Padding does not help where the states of one page are in each other's way."""
+    """The first state of a page moves the second one to an unaligned byte. Padding the page does not help."""
     dtypes = (torch.float16, torch.float32)
     config = config_of(MambaSpec(block_size=4, shapes=((3,), (2,)), dtypes=dtypes, page_size_padded=96))
     said = "'layer.0' in .* a state would begin at byte 6 of its page, .* largest dtype first"

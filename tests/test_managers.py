@@ -146,13 +146,13 @@ def test_sinks_that_end_within_a_block_are_refused() -> None:
         made(SinkFullAttentionManager, SinkFullAttentionSpec(**ATTENTION, sink_len=20))
 
 
-# What a manager does with blocks; more of it in test_cache.py, where it must be right as a whole.
+# What single calls of a manager do with blocks. test_cache.py tests managers as a part of the whole cache.
 
 
 def allocate(
     manager: SingleTypeKVCacheManager, tokens: int, lookahead: int = 0, encoder: int = 0
 ) -> list[int]:
-    """Allocate for request "r", and check what was foretold; returns the table."""
+    """Allocate for request "r", and check the predicted number of blocks. Returns the block table."""
     counts = TokenCounts(
         num_tokens=tokens + lookahead, num_tokens_main_model=tokens, num_encoder_tokens=encoder
     )
@@ -211,7 +211,7 @@ def test_align_takes_one_block_a_step_and_moves_the_speculative_ones() -> None:
         assert (first[:2], len(set(first))) == ([0, 0], 4)
         second = list(allocate(manager, 64))
         assert second[:5] == first
-        # One speculative block is left behind and moves to the end, the other becomes the state's.
+        # One speculative block becomes the state's block. The other one was skipped, and moves to the end.
         third = list(allocate(manager, 96))
         assert third[:6] == [*second[:4], 0, second[5]]
         assert third[6] == second[4]

@@ -1,7 +1,7 @@
-"""The worked numbers of docs/managers.md are what the reference does.
+"""The worked numbers of docs/managers.md equal what the reference does.
 
-Above a table stand, as code, the specs of the groups and what the engine is configured to. The first cell of
-the table says what its columns are, that of each further row what is to be compared.
+Above a table, the page shows as code the specs of the groups and the settings of the engine. The first cell
+of the table names what its columns vary. The first cell of each further row names the compared value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIELDS = {
     "shapes": ((2, 3),),
     "dtypes": (torch.float32,),
 }
-"""What the page leaves out, as it makes no difference."""
+"""Fields that the page leaves out, because they do not change the numbers."""
 
 STEPS = (48, 48, 32, 1, 1)
 TOKENS = sum(STEPS)
@@ -50,7 +50,7 @@ class Table(NamedTuple):
 
 
 def tables() -> Iterator[Table]:
-    """Each table with the setting above it, or above the table before."""
+    """Each table with its setting, which stands above it or above an earlier table."""
     setting: tuple[str, ...] = ()
     for part in PAGE.split("\n\n"):
         if re.match(r"`\w+Spec\(", part):
@@ -71,7 +71,7 @@ SPECS = {name: maker(vars(specs)[name]) for name in specs.__all__ if name.endswi
 
 
 class Cache:
-    """A new cache as the setting has it, and what the examples do with it."""
+    """A new cache with one setting of the page, and the examples that the page runs on it."""
 
     def __init__(self, setting: Sequence[str], **more: int) -> None:
         groups = [eval(each, SPECS) for each in setting if "Spec(" in each]
@@ -99,7 +99,7 @@ class Cache:
         return Request(name, range(tokens), BlockHasher(self.block_size))
 
     def compute(self, steps: Sequence[int]) -> Iterator[list[int]]:
-        """The table of a request while each of its steps runs."""
+        """Yields the block table of a request while each of its steps runs."""
         request = self.request("first", sum(steps))
         for step in steps:
             self.manager.new_step_starts()
@@ -113,7 +113,7 @@ class Cache:
         self.manager.free(request)
 
     def find(self, tokens: int) -> tuple[int, list[int]]:
-        """The hit of another request that begins alike, and its table."""
+        """The hit of another request that begins with the same tokens: its length, and its block table."""
         for _ in self.compute(STEPS):
             pass
         blocks, hit = self.manager.get_computed_blocks(self.request("second", tokens))

@@ -1,4 +1,4 @@
-"""The table of laws by release, and its cache."""
+"""The table of laws by release, and its cache of results."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_page() -> None:
 
 @pytest.fixture
 def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Toys in the place of two releases, one of which loses a field; which of them were checked."""
+    """Replaces two releases by toys. The first breaks a law. Returns the list of checked releases."""
     checked: list[str] = []
 
     def prepare(name: str, *arguments: Any, **options: Any) -> Any:
@@ -100,11 +100,11 @@ def test_matrix(kvref: Kvref, toys: list[str], tmp_path: Path) -> None:
     assert "| registry.idempotent | holds | holds |" in text
     assert f"Made by `kvref {' '.join(command)}`" in text
     assert toys == ["vllm==0.25.1", "vllm==0.26.0"]
-    # The results are kept, and shown the same without a file.
+    # The results are cached. Without a file, the same command prints the same table.
     ran = kvref(*command)
     assert (ran.code, ran.out) == (0, text)
     assert len(toys) == 2
-    # Asked for something else, it is found out anew.
+    # With another seed, the releases are checked again.
     assert kvref(*command, "--seed", "1").code == 0
     assert len(toys) == 4
 

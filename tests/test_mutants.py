@@ -1,4 +1,4 @@
-"""The evidence that laws are sharp: which mutants are tried, on what, and what the page says of survivors."""
+"""The mutant run: which mutants it tries, on which units, and what the page says about survivors."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def explored(workload: str, law: str, examples: int) -> Unit:
 def test_a_law_that_is_given_nothing_is_no_law_that_holds() -> None:
     assert mutants.incomplete(explored("specs.merge-equal", "spec.merge-identity", 0))
     assert not mutants.incomplete(explored("specs.merge-equal", "spec.merge-identity", 1))
-    # For a check, such a law is not applicable.
+    # A check reports such a law as not applicable.
     assert not mutants.incomplete(explored("cache.machine", "manager.state-owned", 0))
 
 

@@ -120,7 +120,7 @@ def test_jobs_are_done_in_their_order_and_only_once_started(one: Offloaded) -> N
     assert one.connector.get_finished() == ["first", "second"]
     assert rows(one.host)[0][0] == rows(one.device)[0][2]
     assert one.run() == ["third"]
-    # A name may be used again, once its job is done.
+    # When a job is done, its name may be used again.
     one.connector.submit_store("first", 0, [])
     assert one.run() == ["first"]
 
@@ -178,7 +178,7 @@ def test_what_is_not_there_is_refused(
 def test_what_nobody_can_mean_is_refused(
     one: Offloaded, operation: str, pairs: list[tuple[int, int]], said: str
 ) -> None:
-    """Blocks 1 and 2 are referenced, block 3 is free and cached."""
+    """Blocks 1 and 2 are referenced. Block 3 is free and cached."""
     cache_block_3(one.pool)
     before = one.picture()
     submit = getattr(one.connector, f"submit_{operation}")
@@ -211,7 +211,7 @@ def test_what_is_read_may_be_given_twice(one: Offloaded) -> None:
 
 
 def cache_block_3(pool: BlockPool) -> None:
-    """Blocks 1 and 2 are allocated, and 3 for a moment, so that it is cached."""
+    """Allocate blocks 1 to 3, cache block 3, and free it."""
     taken = pool.get_new_blocks(3)
     request = Request("r", [0] * 4)
     request.block_hashes = [b"hash"]
@@ -232,7 +232,7 @@ def test_a_block_is_copied_in_all_layers(layout: str) -> None:
 
 
 def test_only_the_content_of_the_group_is_copied() -> None:
-    """Layers that take turns have one tensor; the state of 14 bytes is padded to the page of 96."""
+    """The layers use one tensor in turns. The state of 14 bytes is padded to the page of 96."""
     source = caches_of(full(), states(), layout="LKBNHC")
     host = like_on_host(source, BLOCKS)
     group = next(n for n, refs in enumerate(source.group_data_refs) if refs[0].page_size_bytes == 14)
@@ -323,7 +323,7 @@ def test_too_little_memory_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_on_the_host_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there by number, but not to be had: pinned, say."""
+    """Enough memory is free by number, but the allocation still fails, as it may for pinned memory."""
     caches, zeros = caches_of(full(), full()), torch.zeros
     kept: list[weakref.ref[torch.Tensor]] = []
 

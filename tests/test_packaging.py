@@ -1,4 +1,4 @@
-"""What is installed, what it imports, and that the files that speak of versions agree."""
+"""What is installed, what it imports, and that all files with version numbers agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def loaded_by(statement: str, of: set[str]) -> set[str]:
-    """Which of these top-level packages a fresh interpreter has loaded after the statement."""
+    """The packages among `of` that a fresh interpreter has loaded after the statement."""
     script = f"{statement}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
     return of & {name.partition(".")[0] for name in json.loads(done.stdout)}
@@ -67,7 +67,7 @@ def test_importing_the_reference_loads_nothing_heavy() -> None:
 
 
 def test_the_pytest_plugin_is_cheap_to_import() -> None:
-    # Every pytest run with kvref installed imports it.
+    # pytest imports the plugin in every run if kvref is installed.
     assert loaded_by("import kvref_conformance.plugin", {"torch", "hypothesis"}) == set()
 
 
@@ -95,7 +95,7 @@ def test_arrows_between_packages_point_one_way(package: str, allowed: set[str]) 
         for source in SOURCES[package].rglob("*.py")
         if (names := imported(source) - allowed - sys.stdlib_module_names)
     }
-    # Triton comes with torch for CUDA devices, and what runs there is asked for by nothing else.
+    # Triton comes with the torch for CUDA devices. Only code for these devices imports this module.
     kernel = {"kvref/fast/device_kernel.py": {"triton"}} if package == "kvref" else {}
     assert strangers == kernel
 
@@ -148,13 +148,13 @@ def test_every_range_has_a_lower_bound() -> None:
 
 
 def test_the_readme_has_one_test_command_for_ci() -> None:
-    # .ci/run takes it from there, so that what is documented is what is tested.
+    # .ci/run takes the command from the README, so CI tests what the README says.
     readme = (ROOT / "README.md").read_text()
     assert len(re.findall(r"^python3\.11 -m venv .* && [^ ]*/pytest$", readme, re.MULTILINE)) == 1
 
 
 def test_the_plain_half_stays_compact() -> None:
-    """Logical lines without `kvref.fast`, counted as Python's `ast` does: statements, without docstrings."""
+    """Counts statements, without docstrings and without `kvref.fast`."""
     statements = 0
     for source in PLAIN:
         for node in ast.walk(ast.parse(source.read_text())):

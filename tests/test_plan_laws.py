@@ -170,7 +170,7 @@ MIX = "FullAttentionSpec and SlidingWindowSpec"
 
 
 def test_layers_of_one_spec_may_change_places() -> None:
-    """Where there is a group too many for a kind, it is another layer that stands alone."""
+    """Of two equal layers, either may stand alone in a group, depending on the order of the layers."""
     one = planned(group(a=A, b=B), group(c=B))
     other = planned(group(a=A, c=B), group(b=B))
     assert order_free([[plan(one, THREE), plan(other, BACKWARDS)]]) == 1

@@ -71,7 +71,7 @@ def sink(length: int) -> KVCacheSpec:
 
 
 def named(specs: str, **kinds: KVCacheSpec) -> dict[str, KVCacheSpec]:
-    """Layers from a list like "f0 s1"; the letter gives the kind."""
+    """Layers with the given names; the first letter of a name chooses the kind."""
     return {name: kinds[name[0]] for name in specs.split()}
 
 
@@ -327,7 +327,7 @@ def test_plans_hold_together(specs: dict[str, KVCacheSpec], data: st.DataObject)
 @given(specs=LAYERS)
 @settings(max_examples=60, deadline=None)
 def test_what_is_planned_as_enough_is_enough(specs: dict[str, KVCacheSpec]) -> None:
-    """One request of the longest length starts, and completes, with the fewest blocks that are accepted."""
+    """The fewest blocks that the planner accepts let one request of the longest length start and complete."""
     groups = get_kv_cache_groups(specs)
     fewest = next(blocks for blocks in range(1, 400) if accepted(specs, blocks))
     [config] = get_kv_cache_configs([specs], [0], LIMITS, num_gpu_blocks_override=fewest)

@@ -28,7 +28,7 @@ def _no_platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Put a plugin with the given entry point and source on the path, as an installed distribution."""
+    """Installs a plugin with the given entry point and source, as a distribution on the import path."""
     modules: list[str] = []
 
     def _install(name: str, source: str, attribute: str = "ThePlatform") -> None:
@@ -90,7 +90,7 @@ def test_an_unknown_choice_names_the_installed(install: Install, monkeypatch: py
 )
 def test_a_plugin_that_cannot_be_used_is_named(install: Install, source: str, reason: str) -> None:
     install("acme", source)
-    for _ in range(2):  # nor is the failure remembered as a choice
+    for _ in range(2):  # a failure is not remembered, so the second call fails, too
         with pytest.raises(PlatformError, match=f"'acme'.*{reason}"):
             current_platform()
 

@@ -1,4 +1,4 @@
-"""A target with a plugin: what is judged, what is inherited, and what is said if it cannot be loaded."""
+"""A target with a plugin: what is judged, what is inherited, and which plugins cannot be loaded."""
 
 import io
 import re
@@ -63,7 +63,7 @@ def test_a_plugin_that_fits_is_conformant() -> None:
 
 
 def test_its_own_fields_that_are_not_varied_are_told() -> None:
-    """A merge that loses one is not seen to."""
+    """No example would show that a merge loses this field."""
     (note,) = plugged().notes
     assert note.startswith("these fields had their defaults in all examples; ")
     assert note.endswith(": AcmeSpec.banks")
@@ -75,7 +75,7 @@ def test_only_the_classes_of_the_plugin_are_judged() -> None:
 
 
 def test_managers_are_judged_by_how_they_are_called() -> None:
-    """The reference calls what the plugin's manager overrides."""
+    """The law compares an overriding method with the reference's calls of it."""
     row = next(row for row in plugged().rows if row.subject == "AcmeManager")
     assert (row.law, row.status, row.examples > 0) == ("drift.signature", Status.HOLDS, True)
 
@@ -150,13 +150,13 @@ def test_nor_has_a_class_that_the_trace_derives_from_it() -> None:
 def test_a_facet_that_names_classes_is_the_same_without_the_plugin() -> None:
     assert same_facet("banks", "banks", DESCRIPTION)
     assert same_facet("Acme and Vendor", "Full and Vendor", DESCRIPTION)
-    # Classes are listed by name, and the name is another one.
+    # A facet lists classes by name, so the stock class stands in another place.
     assert same_facet("Acme and Elder", "Elder and Full", DESCRIPTION)
     assert not same_facet("Acme and Vendor", "Full", DESCRIPTION)
     assert not same_facet("Acme and Vendor", "Full and Elder", DESCRIPTION)
 
 
-# -- looking at code -----------------------------------------------------------------------------------------
+# -- inspecting code -----------------------------------------------------------------------------------------
 
 
 class Core:
@@ -180,7 +180,7 @@ class Plugin(Core):
         return name
 
     def own(self) -> None:
-        """Overrides nothing."""
+        """The core has no method of this name."""
 
 
 Plugin.__module__ = "vendor.plugin"
@@ -385,7 +385,7 @@ def __getattr__(name):
     ],
 )
 def test_a_plugin_that_cannot_be_loaded(tmp_path: Path, name: str, register: str, told: list[str]) -> None:
-    """One paragraph that names the plugin and what to do, and exit code 2."""
+    """The message is one paragraph that names the plugin and what to do. The exit code is 2."""
     for file, text in {**VLLM, "acme/__init__.py": f"def register():\n    {register}\n"}.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
@@ -405,7 +405,7 @@ def test_a_plugin_that_cannot_be_loaded(tmp_path: Path, name: str, register: str
 
 @pytest.mark.parametrize("target", ["vllm", "vllm:acme"])
 def test_where_there_is_no_vllm(target: str) -> None:
-    """It is not the plugin that is missed."""
+    """The message names the missing vLLM, not the plugin."""
     with pytest.raises(TargetFailed, match=f"there is no vLLM for {re.escape(sys.executable)}.*--python"):
         check(target, "spec.*")
 

@@ -24,7 +24,7 @@ POOLS = {"plain": BlockPool, "fast": FastBlockPool}
 
 
 class Half:
-    """The half of the reference whose pool is tested."""
+    """Names the pool class under test, of the plain half or the fast half of the reference."""
 
     pool_class = BlockPool
 
@@ -36,7 +36,7 @@ def half(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @dataclass
 class Tokens:
-    """Eight blocks of two tokens; block i of letter "a" has the hash b"a<i>"."""
+    """Eight blocks of two tokens. Block i of letter "a" has the hash b"a<i>"."""
 
     letter: str = "a"
     all_token_ids: list[int] = field(default_factory=lambda: list(range(16)))
@@ -134,7 +134,7 @@ def pool_order(order: list[int], without: int) -> list[int]:
 
 
 def all_cached(num_blocks: int) -> tuple[BlockPool, list[int]]:
-    """A pool all of whose blocks are free and have keys, and these blocks in the order of their reuse."""
+    """A pool in which all blocks are free and cached. Returns the blocks in the order of reuse as well."""
     pool = make(1 + num_blocks)
     table = pool.get_new_blocks(num_blocks)
     cache(pool, table)
@@ -149,7 +149,7 @@ def test_who_was_found_again_is_reused_last_however_often() -> None:
         pool.free_blocks(table[1:3])
     left = [table[0], *table[3:], *table[1:3]]
     assert pool.get_all_free_blocks() == left
-    # Also one by one, and when all are taken at once.
+    # The order also holds if blocks are allocated one by one, and if all are allocated at once.
     assert [pool.get_new_blocks(1) for _ in left[:3]] == [[block] for block in left[:3]]
     assert pool.get_new_blocks(2) == left[3:]
     assert pool.get_num_free_blocks() == 0
@@ -183,7 +183,7 @@ def test_the_queue_gets_no_longer_by_reuse_alone() -> None:
 
 
 def test_the_queue_gets_no_longer_by_hits_alone() -> None:
-    """Where nothing is evicted, stale entries are never skipped. They pile up, but not forever."""
+    """Without evictions, nothing skips the stale entries of the queue. Their number must stay bounded."""
     Half.pool_class = FastBlockPool
     pool, table = all_cached(5)
     assert isinstance(pool, FastBlockPool)
@@ -363,7 +363,7 @@ def test_no_keys_without_caching() -> None:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """The pool against a plain model: tables, pins, and keys in the order in which blocks got them."""
+    """Compares the pool with a plain model of references, keys, the free list and events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -498,7 +498,7 @@ def test_any_history() -> None:
 
 
 def test_a_million_blocks() -> None:
-    """What a call costs depends on the blocks it is about, not on the size of the pool."""
+    """The cost of a call depends on its blocks, not on the size of the pool."""
     pool = make(10**6)
     letters = [chr(ord("a") + place) for place in range(26)]
     for letter in letters:

@@ -1,4 +1,4 @@
-"""Laws of the pool on events made by hand: correct events break no law, wrong ones do, in the given way."""
+"""Laws of the pool on events made by hand. Correct events keep each law, wrong ones break it in one facet."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ def event(op: str, value: Any = None, /, **arguments: Any) -> Event:
 
 
 def create(order: dict[str, str] | None = None, *, caching: bool = True, **shape: Any) -> Event:
-    """By default a pool of the null block 0 and the blocks 1, 2, 3."""
+    """By default, a pool of the null block 0 and of blocks 1, 2 and 3."""
     return event(
         "create",
         {"null": 0, "reserved": [], **shape},
@@ -48,7 +48,7 @@ def create(order: dict[str, str] | None = None, *, caching: bool = True, **shape
 
 
 def state(free: list[int], keys: dict[int, list[str]] | None = None, **other: Any) -> Event:
-    """A probe. By default each block that is not free has one reference, and look-ups find the keys."""
+    """The pool's state. By default, a block that is not free has one reference, and look-ups find keys."""
     carried = {str(block): list(own) for block, own in (keys or {}).items()}
     found: dict[str, list[int]] = {}
     for block, own in (keys or {}).items():
@@ -96,7 +96,7 @@ ALL = (partition, ref_model, null_block, bad_input_refused, reuse_order, hash_me
 
 
 def test_what_is_right_breaks_nothing() -> None:
-    """Two requests share a block, which outlives the first, then is freed, found, evicted, and gone."""
+    """Two requests share a block. The first one ends, then the block is freed, found, evicted and gone."""
     run = [
         create(ORDER),
         state([1, 2, 3]),
@@ -165,7 +165,7 @@ def test_reserved_blocks_are_neither_free_nor_held() -> None:
 def test_what_is_free_can_be_had(taken: Event, facet: str) -> None:
     before = [*START, take(1), state([2, 3])]
     assert partition([[*before, take(3, 2), state([])]]) == 3
-    # More than are free, and nothing said before: not for this law.
+    # The law does not judge a call for more blocks than are free, nor a call before any state was seen.
     assert partition([[*before, event("get_new_blocks", REFUSED, num_blocks=3)]]) == 2
     assert partition([[*START, take(1), event("get_new_blocks", REFUSED, num_blocks=1)]]) == 1
     assert facets(partition, *before, taken) == (facet,)
@@ -203,7 +203,7 @@ def test_the_null_block_takes_no_part(events: list[Event], facet: str) -> None:
 
 
 def test_who_has_no_null_block_keeps_the_law() -> None:
-    """Block 0 is one like the others then."""
+    """Without a null block, block 0 is an ordinary block."""
     assert null_block([[create(null=None), event("usage", 0.25), state([0, 1, 2, 3]), take(0)]]) > 0
 
 
@@ -256,7 +256,7 @@ def test_use_is_no_misuse() -> None:
     ],
 )
 def test_the_line_is_the_declared_one(order: dict[str, str], caching: bool, line: list[int]) -> None:
-    """Block 3 has no key, block 1 has one, 4 and 5 are in the free list already, 2 stays referenced."""
+    """Block 3 has no key, block 1 has one, 4 and 5 are already in the free list, and 2 stays referenced."""
     made = create(order, caching=caching)
     made["args"]["num_blocks"] = 6
     before = state([4, 5], {1: ["a"]} if caching else {}, refs=[0, 1, 2, 1, 0, 0])
@@ -391,12 +391,12 @@ def test_reset() -> None:
 
 
 def test_a_reset_of_a_pool_in_disorder_is_not_judged() -> None:
-    """Another law reports it; here nothing follows from it."""
+    """Another law reports a pool whose state is inconsistent. A reset of it proves nothing."""
     assert reset([[create(), state([1, 2, 3], free_count=4), event("reset", False)]]) == 0
 
 
 def test_each_law_of_the_pool_has_a_fault() -> None:
-    # tests/test_variants.py has the law of variants.
+    # tests/test_variants.py tests the law of variants.
     own = [law for law in LAWS if law.startswith("pool.") and law != "pool.variants-agree"]
     assert len(own) == len(ALL)
     assert set(own) <= set(FAULTS.values())

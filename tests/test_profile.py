@@ -1,4 +1,4 @@
-"""What a profile can declare, what each declaration does, and how kvref reports a mistake in one."""
+"""What a profile can declare, what each declaration does, and how kvref reports a mistake in a profile."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LATER = TODAY + datetime.timedelta(days=30)
 ISSUE = "https://example.org/1"
 IDENTITY = "spec.merge-identity"
 LANES = "[strategies.LanesSpec]\nlanes = [4]\n"
-"""What the toy has to declare so that all of its classes are judged."""
+"""A declaration without which kvref cannot build all classes of the toy."""
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, empty."""
+    """The current folder, which is empty."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -60,7 +60,7 @@ class Ran:
         return report
 
     def rows(self, law: str = IDENTITY) -> dict[str, tuple[str, str]]:
-        """Status and message by subject and facet."""
+        """Maps each subject, with its facet if it has one, to the row's status and message."""
         return {
             f"{row['subject']}{':' if row['facet'] else ''}{row['facet']}": (row["status"], row["message"])
             for row in self.report["laws"]
@@ -88,7 +88,7 @@ def check(profile: str, target: str | None = "vendor_toy:forgetful", law: str = 
     return kvref("check", *names, "--path", str(TARGETS), "--laws", law, "--json", "-n", "2", *more)
 
 
-# The error names the line.
+# Errors name the line.
 
 
 def refusal(text: str, name: str = "kvref.toml") -> str:
@@ -257,7 +257,7 @@ def test_what_is_not_toml_has_a_line() -> None:
     assert (caught.value.line, caught.value.text) == (4, "2 3]")
 
 
-# What can be seen only with the target at hand.
+# Mistakes that kvref sees only with the target at hand.
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_mistake_ends_every_command_with_2(folder: Path) -> None:
         ran = kvref(*arguments)
         assert (ran.code, ran.out) == (2, "")
         assert ran.err.startswith("kvref: ")
-    # The control: without the profile, doctor has nothing to object to.
+    # The control: without the profile, doctor accepts the target.
     assert kvref("doctor", "vendor_toy:good", "--path", str(TARGETS), "--profile", "none").code == 0
     assert trace.exists()
 
@@ -313,7 +313,7 @@ def test_a_mistake_ends_every_command_with_2(folder: Path) -> None:
 
 
 def test_without_a_profile_it_is_broken() -> None:
-    """The control for all that follow."""
+    """The control for the tests that follow."""
     ran = check("")
     assert ran.code == 1
     assert ran.report["verdict"] == "not conformant"
@@ -332,7 +332,7 @@ def test_a_class_of_which_nothing_can_be_made_is_not_judged() -> None:
     assert ran.rows()["LanesSpec"] == ("incomplete", told)
     assert "LanesSpec" not in {row["subject"] for row in ran.report["laws"] if row["status"] == "holds"}
     assert check(LANES, "vendor_toy:good").code == 0
-    # That it is none of theirs to judge is to be said.
+    # If the vendor's classes need not be judged, the profile has to say so.
     ran = check(gap("*", "LanesSpec"), "vendor_toy:good")
     assert (ran.code, ran.report["verdict"]) == (0, "conformant with declared gaps")
     assert ran.statuses()["LanesSpec"] == "declared-gap"
@@ -390,7 +390,7 @@ def test_a_known_death_is_stale_only_if_everything_ran() -> None:
     profile = known(law="target.answers", subject="all operations")
     ran = check(profile, "vendor_toy:ends", "*.[am]*")
     assert set(ran.statuses("target.answers").values()) == {"known"}
-    # What else was to be judged there was not.
+    # The process ended, so the other laws were not judged.
     assert ran.code == 3
     ran = check(profile, "vendor_toy:good", "target.answers")
     assert "stale" not in ran.statuses("target.answers").values()
@@ -401,7 +401,7 @@ def test_a_gap_is_not_run() -> None:
     assert (ran.code, ran.report["verdict"]) == (0, "conformant with declared gaps")
     assert ran.rows()["FullAttentionSpec"] == ("declared-gap", "states are never merged")
     assert ran.statuses()["PaddedSpec"] == "holds"
-    # What does not apply is not a gap.
+    # A law that does not apply is not a gap.
     ran = check(gap("spec.*", "*"), law="spec.padding-honoured")
     assert ran.statuses("spec.padding-honoured")["FullAttentionSpec"] == "not-applicable"
 
@@ -417,7 +417,7 @@ def test_values_for_a_field_of_the_vendors() -> None:
     assert ran.code == 0
     assert ran.statuses()["LanesSpec"] == "holds"
     assert examples(ran, "LanesSpec") > 20
-    # Seen in what breaks: these values were drawn, and no others.
+    # The broken rows show which values were drawn: these and no others.
     forgetful = written(TOY_THAT_FORGETS_LANES, "forgets.py")
     ran = check(profile, f"{forgetful.stem}:target")
     observed = {row["observed"] for row in ran.report["laws"] if row["subject"] == "LanesSpec"}
@@ -471,7 +471,7 @@ DESCRIPTION = described()
 
 
 def test_only_the_declared_block_sizes_are_drawn() -> None:
-    """The vendor's specs refuse others, and an example whose spec is refused judges nothing."""
+    """The vendor's specs refuse other block sizes, and an example with a refused spec judges nothing."""
     sizes = check("[capabilities]\nblock_sizes = [16, 48]\n", "vendor_toy:good")
     all_sizes = check("", "vendor_toy:good")
     assert examples(sizes, "FullAttentionSpec") > 90 > 70 > examples(all_sizes, "FullAttentionSpec")
@@ -493,7 +493,7 @@ def test_declared_capabilities_come_before_the_targets_own() -> None:
 
 
 DENSE = ("--subjects", "FullAttentionSpec")
-"""A class of which specs can be made without more ado."""
+"""A class of the toy that kvref can build without declarations."""
 
 SEVERAL = """\
 [targets.small]
@@ -514,7 +514,7 @@ def test_several_targets_in_one_file() -> None:
         ran = check(SEVERAL, name)
         assert ran.report["target"]["capabilities"] == {"block_sizes": [size]}
         assert ran.report["profile"] == f"kvref.toml [{name}]"
-    # A target that one of them alone is about names it, too.
+    # If a target belongs to only one of the profiles, its name selects that profile.
     assert check(SEVERAL, "vendor_toy:forgetful").report["profile"] == "kvref.toml [broken]"
     codes = [check(SEVERAL, name, IDENTITY, *DENSE).code for name in ("broken", "small")]
     assert codes == [1, 0]
@@ -559,7 +559,7 @@ def test_a_profile_says_how_much_is_checked() -> None:
 
 
 def test_what_the_target_contradicts_is_a_note() -> None:
-    """The profile is believed; fewer values of a list are a choice."""
+    """kvref follows the profile and adds a note. Fewer values of a list are a choice and get no note."""
     contradicts = "[capabilities]\nreuse_order = {unkeyed = 'last', keyed = 'last'}\nlayouts = ['LBNHC']\n"
     for declared, told in (
         (contradicts, ["kvref.toml:2: reuse_order: "]),

@@ -1,4 +1,4 @@
-"""Stand-alone programs: what is copied into them, how they end, and that nothing hostile gets through."""
+"""Stand-alone programs: the source that they contain, how they end, and that hostile values stay values."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ import torch
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write modules of a package `fake`, which is found but never imported."""
+    """Writes modules of a package `fake`, whose source is found but never imported."""
 
     def write(**modules: str) -> None:
         for name, text in modules.items():
@@ -116,7 +116,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 
 @pytest.fixture
 def engine(write: Callable[..., None], tmp_path: Path) -> Path:
-    """The folder of a target, `engine`, for which there are native operations and laws."""
+    """The folder of a target, `engine`, with native operations and laws for it."""
     write(native=NATIVE, other=OTHER, laws=LAW_SOURCE)
     folder = tmp_path / "target"
     folder.mkdir()
@@ -139,7 +139,7 @@ def native(operation: str) -> Source:
 
 
 def trace(*runs: list[tuple[str, dict[str, Any]]], flags: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The flags are those of the last run."""
+    """A trace of these runs. The flags apply to the last run."""
     return {
         "runs": [
             {
@@ -167,7 +167,7 @@ class Ran:
 
 
 def run(source: str, *paths: Path) -> Ran:
-    """Run a program in a new interpreter, as its reader would."""
+    """Run a program in a new interpreter, as a user would."""
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PATH": os.environ["PATH"]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "program.py")
@@ -184,20 +184,20 @@ def run(source: str, *paths: Path) -> Ran:
 
 
 def outcomes(ran: Ran) -> list[list[dict[str, Any]]]:
-    """What a program of the law `always_broken` observed."""
+    """The outcomes that a program of the law `always_broken` prints."""
     assert ran.exit_code == 1, ran.output
     observed: list[list[dict[str, Any]]] = ast.literal_eval(ran.output.rpartition("observed: ")[2])
     return observed
 
 
 def defined(source: str) -> dict[str, Any]:
-    """Run collected source."""
+    """Execute collected source. Returns its names."""
     space: dict[str, Any] = {"__name__": "collected"}
     exec(compile(source, "collected", "exec"), space)
     return space
 
 
-# -- what is collected ---------------------------------------------------------------------------------------
+# -- what source is collected --------------------------------------------------------------------------------
 
 
 def test_closure(write: Callable[..., None]) -> None:
@@ -370,7 +370,7 @@ def test_exit_code_of_the_target_is_not_the_programs(engine: Path) -> None:
 
 @pytest.mark.parametrize("isolated", [False, True])
 def test_program_runs_inside_another_process(engine: Path, tmp_path: Path, isolated: bool) -> None:
-    """The runner forks a process that has the target already, rather than start an interpreter."""
+    """The runner does not start an interpreter. It runs the program in a fork that already has the target."""
     path = tmp_path / "program.py"
     path.write_text(program("always_broken", trace([saying("echo", 1)]), isolated=isolated))
     ran = run(
@@ -386,9 +386,9 @@ def test_outcomes_are_those_of_perform(engine: Path, isolated: bool) -> None:
     target: Any = SimpleNamespace(name="engine", part=SimpleNamespace(echo=defined(ENGINE)["respond"]))
     operations = [saying("echo", {"1": (2, None)}), saying("refuse", "\ud800 \"'\n"), saying("mutate", [0])]
     expected = [json.loads(json.dumps(perform(target, *operation))) for operation in operations]
-    operations[-1][1]["value"] = [0]  # `perform` returned it
+    operations[-1][1]["value"] = [0]  # the target changed the argument that `perform` gave it
     assert expected == [
-        perform_operation(target.part.echo, arguments)  # a check of the copy that programs carry
+        perform_operation(target.part.echo, arguments)  # checks the copy of `perform` that programs contain
         for _, arguments in operations
     ]
     source = program("always_broken", trace(operations), isolated=isolated)
@@ -480,7 +480,7 @@ def test_factory(engine: Path) -> None:
         )
         assert outcomes(run(source, engine)) == [[{"value": 1}]]
         assert "vendor must be installed, or in a folder of PYTHONPATH.\n" in source
-    # The usual name, which the program needs for what it makes.
+    # A factory may have the name `target`, although the program uses that name for the target itself.
     usual = program("always_broken", trace([saying("echo", 1)]), operations="vendor:target")
     assert run(usual, engine).exit_code == 1
     lacking = program("always_broken", trace([("other.echo", {})]), operations="vendor:T")
@@ -532,7 +532,7 @@ def test_same_inputs_same_program() -> None:
 
 
 TOGETHER = ("specs registry planner pool", "specs registry sharing tensors canonical", "specs cache")
-"""Parts that examples need together."""
+"""Parts that one example may need together."""
 
 
 @pytest.mark.parametrize("together", TOGETHER)

@@ -1,4 +1,4 @@
-"""Contracts: each holds, none is empty, and each breaks if the arithmetic has a mistake."""
+"""Contracts: each holds, each is about something, and each breaks if the arithmetic has a mistake."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_contract_says_what_it_claims() -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_contract_holds_and_a_fault_breaks_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For arguments that it is about, by Python alone."""
+    """Plain Python evaluates the contract, for arguments within its preconditions."""
     fault = FAULTS[name]
     assert not breaks(name, fault.arguments)
     monkeypatch.setattr(fault.owner, fault.name, fault.wrong, raising=False)
@@ -60,7 +60,7 @@ def test_a_contract_holds_and_a_fault_breaks_it(name: str, monkeypatch: pytest.M
     ],
 )
 def test_crosshair_finds_the_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So what is proved without the fault is proved of something."""
+    """So a proof means something: CrossHair finds the mistake if there is one."""
     fault = FAULTS[name]
     monkeypatch.setattr(fault.owner, fault.name, fault.wrong, raising=False)
     found = prover.examine(CONTRACTS[name].function, limit=60)
@@ -73,7 +73,7 @@ def test_crosshair_finds_the_fault(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the contracts of tests/targets/wrong_proofs.py, and no others."""
+    """Only the contracts of tests/targets/wrong_proofs.py are known."""
     monkeypatch.syspath_prepend(str(TARGETS))
     monkeypatch.setenv("PYTHONPATH", str(TARGETS))
     monkeypatch.setattr(proofs, "MODULES", ["wrong_proofs"])
@@ -105,7 +105,7 @@ def test_contracts_are_proved(kvref: Kvref) -> None:
 
 @pytest.mark.usefixtures("wrong")
 def test_counterexamples_are_found(kvref: Kvref) -> None:
-    """Whether a contract is false or raises."""
+    """A contract has a counterexample if it is false, and also if it raises an exception."""
     found = proved(kvref, 1, "--only", "*.nothing_*", "--only", "*.says_much")
     assert [each["counterexample"] for each in found.values()] == [{"number": 131_071}, {"number": 77}, None]
     assert verdicts(found)["says_much"] == "proved"

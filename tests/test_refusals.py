@@ -1,4 +1,4 @@
-"""kvref refuses wrong configurations with an error of its own that names layers and numbers."""
+"""kvref refuses wrong configurations with its own errors, which name layers and numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from kvref.specs import (
 LIMITS = MemoryLimits(max_model_len=100, max_in_flight_tokens=20)
 FIELDS: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float16}
 PAGE = 512
-"""Bytes of a block of 16 tokens."""
+"""The bytes of a block of 16 tokens in one layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def composite(**specs: KVCacheSpec) -> KVCacheSpec:
 def cache(
     *specs: KVCacheSpec, scheduler: int = 16, hashes: int = 16, blocks: int = 200, caching: bool = True
 ) -> KVCacheManager:
-    """A cache manager for groups of the layers a, b and so on."""
+    """A cache manager with one group for each spec. The layers are called a, b and so on."""
     groups = [KVCacheGroupSpec(name, spec) for name, spec in zip("abc", specs, strict=False)]
     return KVCacheManager(
         KVCacheConfig(blocks, [], groups),
@@ -105,7 +105,7 @@ def plan(*workers: dict[str, KVCacheSpec], memory: Sequence[int], **more: Any) -
 
 
 def registered_for_another_kind() -> KVCacheManager:
-    """A vendor's class with a manager of another kind, which shows when that is made."""
+    """A vendor's class is registered with a manager of another kind. Making the cache fails."""
 
     @dataclass(frozen=True, kw_only=True)
     class VendorSpec(FullAttentionSpec):

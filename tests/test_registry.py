@@ -124,7 +124,7 @@ def entry(spec_class: type[KVCacheSpec]) -> tuple[type, type] | None:
 
 
 def use_hook(hook: Callable[[], None]) -> list[object]:
-    """Install a platform with this hook; returns the list of configurations that it is called with."""
+    """Install a platform with this hook. Returns a list that gets the configuration of each call."""
     calls: list[object] = []
 
     class HookPlatform(Platform):
@@ -247,7 +247,7 @@ def test_a_registration_repeated_after_an_override_is_still_a_no_op() -> None:
             "FullAttentionSpec.*MambaSpec",
         ),
         (
-            # The good half is not carried out either.
+            # The call must change nothing, although its manager class alone would be valid.
             {"kvcache_spec_cls": FullAttentionSpec, "manager_class": AcmeManager, "substitute": BoltSpec},
             RegistrationError,
             "FullAttentionSpec.*BoltSpec",
@@ -280,7 +280,7 @@ def test_substitute_keeps_every_field_of_the_exact_class() -> None:
     )
     for other in (MLAAttentionSpec(**ATTENTION), AcmeSpec(**ATTENTION), AcmeChildSpec(**ATTENTION)):
         assert Registry.resolve(other) is other
-    # The entries are left alone: the substitute follows its own, here its parent's.
+    # The entry of the replaced class stays. A substitute has its own entry, here inherited from its parent.
     assert entry(FullAttentionSpec) == (FullAttentionManager, FullAttentionSpec)
 
 
@@ -515,7 +515,7 @@ def test_a_failed_hook_wakes_the_waiting_threads() -> None:
 
 
 def test_registering_does_not_wait_for_a_hook() -> None:
-    # A hook may import a module that another thread is importing, which registers a class.
+    # A hook may import a module while another thread imports it, and that import registers a class.
     registered = threading.Event()
 
     def other() -> None:
@@ -528,7 +528,7 @@ def test_registering_does_not_wait_for_a_hook() -> None:
         thread.start()
         assert registered.wait(10)
         thread.join()
-        assert entry(BoltSpec) == BUILT_IN[SlidingWindowSpec]  # not in this thread's view yet
+        assert entry(BoltSpec) == BUILT_IN[SlidingWindowSpec]  # this thread does not see it yet
 
     use_hook(hook)
     register_all_kvcache_specs()

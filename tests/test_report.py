@@ -595,7 +595,7 @@ def test_the_rendering_at_80_columns() -> None:
 def test_nothing_is_wider_than_the_console(width: int) -> None:
     for verbose in (False, True):
         lines = rendered(small(), width, verbose=verbose).splitlines()
-        # A command is not broken, so that it can be copied.
+        # Commands are not wrapped, so that you can copy them.
         assert max(len(line) for line in lines if "kvref " not in line) <= max(width, 36)
 
 
@@ -677,7 +677,7 @@ WITHOUT_LAWS = dataclasses.replace(TYPED, options=[each for each in TYPED.option
 
 
 def of_all_laws(*accepted: Known) -> Result:
-    """A row for each law and each of ten classes, and for what is accepted."""
+    """A row for each law and each of ten classes, and a row for each accepted finding."""
     rows = []
     for law in LAWS.values():
         known = [each for each in accepted if each.law == law.id]
@@ -804,7 +804,7 @@ def test_without_colour_there_are_no_control_codes(monkeypatch: pytest.MonkeyPat
     for name, value in (("TERM", "dumb"), ("NO_COLOR", "1")):
         with monkeypatch.context() as patch:
             patch.setenv("TERM", "xterm-256color")
-            patch.setenv("FORCE_COLOR", "1")  # taken for a terminal
+            patch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
             patch.delenv("NO_COLOR", raising=False)
             patch.setenv(name, value)
             plain = open_console()
@@ -1007,7 +1007,7 @@ def test_on_a_terminal_progress_is_live_and_shows_names_as_they_are() -> None:
         p.unit_started("[bold]A[/bold]\x1b[5m")
         p.unit_progress("[bold]A[/bold]\x1b[5m", 12)
         p.unit_progress("never started", 12)
-        p.unit_started("B")  # draws the display
+        p.unit_started("B")  # makes rich draw the display
         p.unit_done("[bold]A[/bold]\x1b[5m")
         p.unit_done("never started")
     text = output.getvalue()

@@ -1,4 +1,4 @@
-"""Which examples a run makes, and how it reduces what ends a process."""
+"""Which examples a run makes, and how kvref reduces the operations that end a process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def without_times(report: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Runs checks of the toy, and keeps the operations sent to each process."""
+    """Runs checks of the toy, and records the operations that each process got."""
 
     def __init__(self, kvref: Kvref, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._kvref = kvref
@@ -40,7 +40,7 @@ class Recorder:
         self._monkeypatch = monkeypatch
 
     def __call__(self, *arguments: str) -> tuple[dict[str, Any], list[str]]:
-        """The report, times aside, and the operations of each process, processes in any order."""
+        """Returns the report without its times, and the operations of each process, processes sorted."""
         self._folder.mkdir()
         self._monkeypatch.setenv("RECORD", str(self._folder))
         ran, report = self._kvref.report(TOY, *arguments)
@@ -58,7 +58,7 @@ def recorded(kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 def test_same_seed_same_examples(recorded: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever runs beside it, in whatever order, wherever; and other examples for another seed."""
+    """Other laws, their order and other jobs do not change the examples. Another seed does."""
     laws = [
         f"--laws={glob}"
         for glob in (
@@ -73,11 +73,11 @@ def test_same_seed_same_examples(recorded: Recorder, monkeypatch: pytest.MonkeyP
     assert report["totals"]["holds"] == 8
     assert sum(text.count("\n") for text in asked) > 500
 
-    monkeypatch.setenv("CI", "1")  # Hypothesis has settings of its own for that
+    monkeypatch.setenv("CI", "1")  # Hypothesis changes its settings if it sees this
     monkeypatch.setenv("PYTHONHASHSEED", "12345")
     assert recorded("-n", "2", *laws) == (report, asked)
 
-    # A law alone gets the examples, and the result, that it gets among others.
+    # A law gets the same examples and the same result alone as among others.
     for law in ("registry.conflict-refused", "spec.merge-refuses-unequal"):
         alone, asked_alone = recorded("--laws", law)
         assert alone["laws"] == [row for row in report["laws"] if row["id"] == law]
@@ -89,7 +89,7 @@ def test_same_seed_same_examples(recorded: Recorder, monkeypatch: pytest.MonkeyP
 
 
 def test_law_that_everything_feeds(kvref: Kvref) -> None:
-    """Alone, it gets everything."""
+    """`target.answers` runs all workloads even if it is checked alone."""
     target = "hostile_operations:without_registry"
     _, full = kvref.report(target)
     _, alone = kvref.report(target, "--laws", "target.answers")
@@ -99,7 +99,7 @@ def test_law_that_everything_feeds(kvref: Kvref) -> None:
 
 
 def test_same_seed_same_findings(kvref: Kvref, tmp_path: Path) -> None:
-    """Reduced traces, messages and the names of files included."""
+    """Also the same: reduced traces, messages and names of files."""
     found = []
     for jobs in ("1", "2"):
         folder = tmp_path / jobs
@@ -137,7 +137,7 @@ def test_flags_needed() -> None:
 
 
 def trace(*runs: str) -> Trace:
-    """A run for each string, an operation for each of its letters."""
+    """A trace with a run for each string, and an operation for each letter."""
     return {"runs": [{"flags": [], "operations": [{"op": name, "args": {}} for name in run]} for run in runs]}
 
 
@@ -164,7 +164,7 @@ def test_reduced_to_what_is_needed(runs: list[str], needed: str, left: list[str]
 
 
 def test_reducing_takes_few_runs() -> None:
-    """Each may hang: a hundred operations of which one is needed take a few runs, not a hundred."""
+    """Each run may hang. So 100 operations, of which one is needed, must take a few runs, not a hundred."""
     tried = 0
 
     def dies(smaller: Trace) -> bool:
@@ -181,7 +181,7 @@ def test_reducing_ends() -> None:
 
 
 def test_journal(tmp_path: Path) -> None:
-    """It shows whether an operation is running, and what to replay if one does not return."""
+    """It shows whether an operation is running, and which operations to replay if one does not return."""
     path = tmp_path / "journal"
     assert (Journal.state(path)[0], Journal.read(path)) == (False, None)
     journal = Journal(path)
@@ -203,7 +203,7 @@ def test_journal(tmp_path: Path) -> None:
 
 
 def test_many_deaths(kvref: Kvref, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Those beyond a number are named, not reduced."""
+    """Only the first deaths are reduced. The others are only named."""
     monkeypatch.setattr(runner, "MAX_DEATHS", 1)
     laws = (*MERGING, "--laws", "target.answers")
     ran, report = kvref.report("hostile_operations:merge_dies", *laws)
@@ -222,7 +222,7 @@ def test_many_deaths(kvref: Kvref, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_known_death(kvref: Kvref, tmp_path: Path) -> None:
-    """One that the baseline knows is `known`; what it cut off is incomplete all the same."""
+    """A death in the baseline is `known`. What it cut off is still incomplete."""
     target, file = "hostile_operations:merge_segfaults", tmp_path / "baseline.json"
     laws = ("--laws", "spec.merge-identity", "--laws", "target.answers")
     assert kvref.check(target, *laws, "--save-baseline", file).code == 1

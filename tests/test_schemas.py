@@ -310,7 +310,7 @@ def test_the_vocabulary_is_that_of_results() -> None:
 
 
 def test_traces_and_baselines_agree_on_runs() -> None:
-    """Each schema stands alone, so the definition is there twice."""
+    """Both schemas contain the definition, because each must be usable alone."""
     assert schema("trace")["$defs"] == schema("baseline")["$defs"]
 
 

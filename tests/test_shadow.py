@@ -1,4 +1,4 @@
-"""The shadow: what it finds from the outside, and how it reports it."""
+"""The shadow: which faults it finds from the outside, and how it reports them."""
 
 import io
 import json
@@ -25,7 +25,7 @@ from kvref_strategies.engine import Engine, Setup
 ORACLE = tuple(law for law in LAWS if law.startswith("shadow."))
 
 MANY = {"drafts_get_keys"}
-"""What it takes hundreds of long examples to show."""
+"""Faults that show only in hundreds of long examples."""
 
 FAULTS = [
     ("manager:window_freed_one_block_early", "shadow.reads-own", "SlidingWindowSpec"),
@@ -42,7 +42,6 @@ FAULTS = [
 
 
 def check(target: str, subject: str) -> list[Row]:
-    """What the laws of the shadow say, and no others."""
     with progress(Console(file=io.StringIO())) as watcher, loaded(Launch(target), ORACLE, watcher) as one:
         options = Options(laws=ORACLE, subjects=(subject,), depth="standard", jobs=2)
         return one.check(options, NO_BASELINE, watcher).rows
@@ -77,7 +76,7 @@ OPERATIONS = [
 
 
 def two_requests() -> SwiftStage:
-    """One request computes a prompt of four tokens and ends; another begins with the same tokens."""
+    """One request computes a prompt of four tokens and ends. A second request begins with the same tokens."""
     stage = SwiftStage(ReferenceTarget())
     setup = Setup([{"spec": FULL, "eagle": False, "kind": "FullAttentionSpec"}], 10, 2, 2, 16, 16)
     engine = Engine(stage, setup, OPERATIONS, tables_only=True)
@@ -87,7 +86,7 @@ def two_requests() -> SwiftStage:
 
 
 def events_with(stage: SwiftStage, number: int, **changed: Any) -> list[dict[str, Any]]:
-    """The events, the answer to the n-th question for tables replaced."""
+    """The stage's events. Call `number` of `cache.block_ids`, counted from 0, has another answer."""
     told = [place for place, event in enumerate(stage.runs[0]) if event["op"] == "cache.block_ids"]
     events = [dict(event) for event in stage.runs[0]]
     events[told[number]]["outcome"] = {"value": changed["tables"]}
@@ -101,7 +100,7 @@ def test_what_is_right_is_found_right() -> None:
 
 
 def test_the_story_of_a_wrong_hit() -> None:
-    """Which request, kind, position and block; what is there, which request wrote it, and when."""
+    """The message says which request reads which position, what the block holds, and which step wrote it."""
     stage = two_requests()
     [_, (first, second, last)] = [
         event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"
@@ -143,7 +142,7 @@ def test_tables_that_are_never_told_are_no_reason_to_judge_nothing() -> None:
 
 
 def test_who_wrote_is_told_for_each_place() -> None:
-    """A table that has one block twice: its request has written over itself."""
+    """The block table has one block twice, so the request has overwritten its own tokens."""
     stage = two_requests()
     [(first, _), _] = [
         event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"
@@ -224,7 +223,7 @@ def test_a_target_that_tells_no_differences_is_found(kvref: Kvref) -> None:
 
 
 def test_each_way_of_being_wrong_is_told() -> None:
-    """A block that is missing does not hide another one that has become someone else's."""
+    """The law reports the missing block, and also the block that has the wrong content."""
     stage = two_requests()
     [_, (first, second, _)] = [
         event["outcome"]["value"][0] for event in stage.runs[0] if event["op"] == "cache.block_ids"

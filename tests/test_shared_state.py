@@ -1,5 +1,3 @@
-"""State that threads share."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Whose cache a layer uses, in groups and in memory."""
+"""Which layer's cache a layer uses, in groups and in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RESOLVED = {"a": "owner", "b": "owner", "c": "owner", "d": "owner", "e": "other"
 
 
 def groups_of(*names: str) -> list[KVCacheGroupSpec]:
-    """A group for each string, of the layers in it."""
+    """One group for each string, which lists the group's layers."""
     return [KVCacheGroupSpec(each.split(), full()) for each in names]
 
 
@@ -52,7 +52,7 @@ def model_of(targets: Targets, *owners: str) -> dict[str, SimpleNamespace]:
     }
 
 
-# Targets and owners.
+# -- targets and owners
 
 
 def test_targets_are_what_layers_say() -> None:
@@ -116,7 +116,7 @@ def test_who_has_a_cache_cannot_share_another() -> None:
 
 
 def test_the_error_is_of_both_kinds_and_reads_like_one() -> None:
-    """The error is still a KeyError, as it was before, but its message is not a repr."""
+    """Callers that expect a KeyError still get one. Its message is plain text, not the repr of a key."""
     with pytest.raises(InvalidConfigError) as refused:
         resolve_kv_sharing({"a": "ghost"}, [])
     assert isinstance(refused.value, KeyError)
@@ -125,7 +125,7 @@ def test_the_error_is_of_both_kinds_and_reads_like_one() -> None:
 
 
 def chain(length: int, *, seed: int | None = None) -> Targets:
-    """layer.1 shares with the owner, layer.2 with layer.1, and so on; listed in some other order."""
+    """layer.1 shares with the owner, layer.2 with layer.1, and so on, listed in another order."""
     targets = {f"layer.{n}": f"layer.{n - 1}" if n > 1 else "owner" for n in range(1, length + 1)}
     names = list(targets)
     if seed is None:
@@ -149,7 +149,7 @@ def test_a_long_chain_takes_time_in_proportion(seed: int | None) -> None:
             assert joined[0].kv_sharing_layers == resolved
         return best
 
-    # Ten times as long; what grows with the square takes a hundred times as long.
+    # The chain is ten times as long. A quadratic algorithm would need a hundred times the time.
     assert seconds(10_000) < 40 * seconds(1_000)
 
 
@@ -173,7 +173,7 @@ def test_of_a_long_cycle_both_ends_are_named() -> None:
     assert len(str(refused.value)) < 400
 
 
-# Groups.
+# -- groups
 
 
 def test_layers_join_the_groups_of_their_owners() -> None:
@@ -212,7 +212,7 @@ def test_nobody_shares_two_caches() -> None:
     ):
         add_kv_sharing_layers_to_kv_cache_groups({"a": "other"}, groups, runner_only)
     assert runner_only == set()
-    # The same owner by another way is no other cache.
+    # A chain that leads to the same owner is no change.
     assert listed(add_kv_sharing_layers_to_kv_cache_groups({"a": "b", "b": "owner"}, groups)) == [
         "owner a b",
         "other",
@@ -260,15 +260,15 @@ def test_who_shares_gets_no_memory_in_a_plan() -> None:
     tensors = [KVCacheTensor(BLOCKS * page, ["a", "c"]), KVCacheTensor(BLOCKS * page, ["b"])]
     with pytest.raises(InvalidConfigError, match="layers b have a tensor and no group"):
         KVCacheConfig(BLOCKS, tensors, groups)
-    # The sharing layers may be the runner's alone, as in vLLM, or not.
+    # The sharing layers may be the runner's own, as in vLLM, but need not be.
     assert KVCacheConfig(BLOCKS, tensors[:1], groups, ["b"]).runner_only_attn_layers == frozenset({"b"})
 
 
-# Memory.
+# -- memory
 
 
 def shared_caches(targets: Targets, *specs: Any) -> KVCaches:
-    """Caches of layer.0, layer.1, ..., in which layers share."""
+    """The caches of layer.0, layer.1 and so on, with the layers of `targets` that share them."""
     caches = allocate_kv_cache(config_of(*specs), "cpu")
     share_kv_caches(caches, targets)
     return caches
@@ -308,7 +308,7 @@ def test_all_of_a_model_is_set_up() -> None:
     cache[1] = 5
     assert bool((model["b"].kv_cache[1] == 5).all())
 
-    # Again, now for a draft model whose layer shares with one that shares.
+    # The same again for a draft model, whose layer shares with a layer that itself shares.
     model["draft"] = layer("b")
     again = init_kv_cache(model, caches.placement.config, "cpu")
     assert model["draft"].kv_cache is again.layers["layer.0"]
@@ -348,7 +348,7 @@ def test_a_refused_model_is_left_alone(targets: Targets, told: str) -> None:
 
 @pytest.mark.parametrize("runner_only", [(), ("a",), ("a", "b")])
 def test_who_shares_is_bound_whoever_else_knows_of_it(runner_only: tuple[str, ...]) -> None:
-    """vLLM takes layers that share for the runner's alone; they need their owner's cache all the same."""
+    """vLLM marks sharing layers as the runner's own. They must get their owner's cache all the same."""
     targets = {"a": "layer.0", "b": "a"}
     groups = add_kv_sharing_layers_to_kv_cache_groups(targets, config_of(full()).kv_cache_groups)
     plain = get_kv_cache_config_from_groups(groups, BLOCKS)

@@ -1,4 +1,4 @@
-"""Laws of sharing on events made by hand: correct events break no law, wrong ones do, in the given way."""
+"""Laws of sharing on events made by hand. Correct events keep each law, wrong ones break it in one facet."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ VIEW = {
 
 
 def pairs(text: str) -> list[list[str]]:
-    """`"x>a y>x"`: x shares with a, y with x."""
+    """`"x>a y>x"` means that layer x shares with a, and y with x."""
     return [each.split(">") for each in text.split()]
 
 
@@ -49,7 +49,7 @@ def error(kind: str, message: str = "") -> dict[str, Any]:
 
 
 def join(sharing: str, answer: Any, times: int = 1) -> Event:
-    """Layers that join GROUPS; the result is given as the groups, or as an outcome."""
+    """Layers join GROUPS. `answer` has either the resulting groups or a whole outcome."""
     outcome = answer if isinstance(answer, dict) else {"value": {"groups": [each.split() for each in answer]}}
     arguments = {"groups": GROUPS, "sharing": pairs(sharing), "times": times}
     return {"op": "sharing.join", "args": arguments, "outcome": outcome}
@@ -70,7 +70,7 @@ CHAIN = "x>a y>x z>b"
 
 
 def test_what_is_right_breaks_nothing() -> None:
-    """In what order layers are listed within a group is left open."""
+    """The laws accept any order of the layers within a group."""
     events = [
         join(CHAIN, RIGHT),
         join("z>b y>x x>a", ["a y x", "z b c"]),
@@ -93,7 +93,7 @@ def test_what_is_right_breaks_nothing() -> None:
 )
 def test_a_chain_leads_to_its_owner(answer: Any, facet: str) -> None:
     assert facets(chain_resolves, join(CHAIN, answer)) == (facet,)
-    # If the result is the same in any order, the order is not at fault; a layer in no group is not in two.
+    # The result is the same in any order, so order_free holds. A layer in no group is not in two groups.
     other = join("z>b y>x x>a", answer)
     assert facets(chain_resolves, join(CHAIN, answer), other) == (facet,)
     assert order_free([[join(CHAIN, answer), other]]) == 1
@@ -117,9 +117,9 @@ def test_the_order_does_not_matter(answer: Any, facet: str) -> None:
     first, second = join(CHAIN, RIGHT), join("y>x x>a z>b", answer)
     assert facets(order_free, first, second) == (facet,)
     assert facets(order_free, second, first) == (facet,)
-    # One law for one thing.
+    # Only order_free judges a result that depends on the order.
     assert chain_resolves([[first, second]]) == 0
-    # What was listed once, or shares otherwise, is not compared.
+    # order_free compares only the same sharing, listed in two orders.
     assert order_free([[second]]) == 0
     assert order_free([[first, {**second, "args": first["args"]}]]) == 0
     assert order_free([[first, join("y>c x>a z>b", answer)]]) == 0
@@ -202,7 +202,7 @@ def test_joining_again_changes_nothing(answer: Any, facet: str) -> None:
     once = join(CHAIN, RIGHT)
     assert facets(grouped_once, once, join(CHAIN, answer, times=2)) == (facet,)
     assert grouped_once([[once, join(CHAIN, RIGHT, times=2)]]) == 2
-    # What is wrong at the first time is for other laws, unless names are there twice.
+    # Other laws judge the first join. grouped_once judges it only if a name is there twice.
     refused = error("KeyError", "'x'")
     assert grouped_once([[join(CHAIN, refused), join(CHAIN, refused, times=2)]]) == 0
     for law in (chain_resolves, order_free):
@@ -214,7 +214,7 @@ def test_names_are_there_once_at_once() -> None:
     assert facets(grouped_once, join(CHAIN, ["x y", "b c z"])) == ("lost",)
 
 
-# Memory. Layers a and b are of one group, c of another; x shares with a, y with x.
+# -- memory: layers a and b are in one group, c in another; x shares with a, and y with x
 
 
 def allocate(sharing: str = "x>a y>x", **told: Any) -> Event:
@@ -254,7 +254,7 @@ def test_memory_that_is_right_breaks_nothing() -> None:
         read("a", 1, "0102"),
         read("x", 1, "0102"),
         read("b", 1, "0000"),
-        # Of another group, in the same memory.
+        # c is in another group that uses the same memory.
         write("c", 1),
         read("y", 1, "0304"),
         read("a", 1, "0304"),
@@ -276,7 +276,7 @@ def test_who_shares_reads_what_was_written(layers: tuple[str, str], facet: str) 
     assert alias([[*written, read(reader, 1, "0102")]]) == 2
     assert facets(alias, *written, read(reader, 1, "0000")) == (facet,)
     assert facets(alias, *written, read(reader, 1, "01")) == (facet,)
-    # Another block, and another layer's, may differ; and so may what was read before something was written.
+    # Another block or layer may differ, and so may the same block after another layer has overwritten it.
     apart = [read(reader, 2, "0000"), read("b", 1, "0000"), write("c", 1), read(reader, 1, "0304")]
     assert alias([[*written, *apart]]) == 1
     assert facets(alias, *written[:2], read(writer, 1, "0000")) == ("lost" if writer == "a" else facet,)
@@ -287,7 +287,7 @@ def test_who_shares_can_be_written_and_read() -> None:
     refused = error("KeyError", "'x'")
     assert facets(alias, allocate(), write("x", 1, refused)) == ("refused",)
     assert facets(alias, allocate(), read("x", 1, refused)) == ("refused",)
-    # Owners are for the laws of memory.
+    # Other laws judge layers that have a cache of their own.
     assert alias([[allocate(), write("a", 1, refused), read("a", 1, refused)]]) == 0
 
 
@@ -318,7 +318,7 @@ def test_others_are_not_written_to(writer: str, written: int, reader: str, block
 @pytest.mark.parametrize(
     ("writer", "written", "reader", "block"),
     [
-        # The layer itself, or one with the same cache, whatever the block: not others.
+        # The law does not compare layers that have the same cache, whatever the block.
         ("a", 1, "a", 1),
         ("a", 1, "y", 1),
         ("y", 2, "a", 1),
@@ -333,15 +333,15 @@ def test_who_may_be_written_to(writer: str, written: int, reader: str, block: in
 
 
 def test_what_was_written_stays_though_nobody_has_read_it() -> None:
-    """Once it is known that what the layer writes is there at all."""
+    """The law applies once a read has shown that writes to this layer arrive at all."""
     before = [allocate(), write("a", 2), read("a", 2, "0102"), write("a", 1), write("b", 1)]
     assert isolated([[*before, read("a", 1, "0102")]]) == 1
     assert facets(isolated, *before, read("a", 1, "0000")) == ("same block",)
     assert isolated([[allocate(), write("a", 1), write("b", 1), read("a", 1, "0000")]]) == 0
-    # What is not there at once was not taken away by others.
+    # Content that is missing right after its own write was not overwritten by another layer.
     assert isolated([[*before[:4], read("a", 1, "0000")]]) == 0
     assert isolated([[*before[:4], read("a", 1, "0000"), write("b", 1), read("a", 1, "0000")]]) == 1
-    # Nor by a layer that uses the same cache, or takes turns with it.
+    # A layer with the same cache may overwrite it. So may a layer that uses the memory in turns with it.
     assert isolated([[*before[:4], write("x", 1), read("a", 1, "0000")]]) == 0
     assert isolated([[*before[:4], write("c", 1), read("a", 1, "0000")]]) == 0
     assert facets(isolated, *before[:4], write("c", 2), read("a", 1, "0000")) == ("another block",)
@@ -353,7 +353,7 @@ def test_what_a_refused_write_did_nobody_knows() -> None:
 
 
 def pages(**other: Any) -> dict[str, Any]:
-    """The pages of all layers, of which those that are named have others."""
+    """The pages of all layers. `other` replaces facts about the pages of the layers that it names."""
     page: dict[str, Any] = allocate()["outcome"]["value"]["layers"]["a"]
     return {name: {**page, **other.get(name, {})} for name in "abcxy"}
 
@@ -373,7 +373,7 @@ def pages(**other: Any) -> dict[str, Any]:
 def test_sharing_costs_nothing(told: dict[str, Any], facet: tuple[str, ...]) -> None:
     assert no_cost([[allocate(), allocate("")]]) == 1
     assert facets(no_cost, allocate(""), allocate(**told)) == facet
-    # With other blocks, say, there is nothing to compare.
+    # Two allocations with different numbers of blocks cannot be compared.
     other = allocate("")
     other["args"]["num_blocks"] = 4
     assert no_cost([[other, allocate(**told)]]) == 0
@@ -383,7 +383,7 @@ def test_one_allocation_for_all_is_as_much() -> None:
     assert no_cost([[allocate(""), allocate(buffers=[384])]]) == 1
 
 
-# What surrounds the laws.
+# -- around the laws: answers, faults, and targets that do nothing
 
 
 def test_answers_have_the_shape_that_the_protocol_asks_for() -> None:
@@ -402,7 +402,10 @@ def test_every_law_is_fed_and_has_a_fault() -> None:
 
 
 def test_who_does_nothing_keeps_nothing() -> None:
-    """Layers that join no group, and memory that is not reported, give the laws nothing to judge."""
+    """`order_free`, `grouped_once` and `no_cost` have nothing to judge if the target does nothing.
+
+    Here no layer joins a group, and memory is not reported.
+    """
     graph = pairs("x>a y>x")
     idle = [
         {

@@ -110,10 +110,10 @@ INT8 = {"enum": "KVQuantMode", "name": "INT8_PER_TOKEN_HEAD"}
         (spec(dtype="torch.int8", kv_quant_mode=INT8), (), 2 * 16 * (8 + 8 + 2 * 4)),
         (spec(tokens_per_state=4), (), 2 * 4 * (8 + 8) * 2),
         (spec(tokens_per_state={"fraction": [1, 4]}), (), 2 * 64 * (8 + 8) * 2),
-        # Releases in which windowed latent caches have no head_size_v.
+        # some releases have no head_size_v for windowed latent attention
         (spec("SlidingWindowMLASpec", compress_ratio=4), ("AttentionSpec",), 2 * 4 * 8 * 2),
         (spec(shapes=[[4, 8], [2]], dtypes=["torch.float16", "torch.float32"]), (), 4 * 8 * 2 + 2 * 4),
-        # How these pack their values is for them to say.
+        # kvref does not know how these classes pack their values
         (spec(kv_quant_mode={"enum": "KVQuantMode", "name": "NVFP4"}), (), None),
         (spec(kv_quant_mode="acme"), (), None),
         ({"class": "HotSpec", "fields": {"block_size": 16, "page_size": 64}}, ("KVCacheSpec",), None),
@@ -199,7 +199,7 @@ def test_memory_grows_in_pages() -> None:
 
 def test_memory_behind_a_window_is_flat() -> None:
     window = build(64, "SlidingWindowSpec", of=spec("VendorSpec", sliding_window=16, extra_retained_tokens=2))
-    # 16 + 2 + 16 tokens, and a block of 16.
+    # Memory stops growing at 50 tokens: window 16, retained 2, in flight 16, and one block of 16.
     assert memory_window_flat([[window, memory(49, 256), memory(50, 320), memory(5000, 320)]]) == 3
     assert facets(memory_window_flat, window, memory(50, 256), memory(5000, 320)) == ("flat",)
     assert facets(memory_window_flat, window, memory(16, 192), memory(17, 192)) == ("full",)
@@ -228,7 +228,7 @@ def test_a_spec_that_nobody_can_mean_is_refused() -> None:
     refused = event("specs.build", None, spec=half)
     assert illegal_refused([[build(1024), refused]]) == 1
     assert facets(illegal_refused, build(1024), build(512, of=half)) == ("",)
-    # Whether it is too small is known from the spec it was made from.
+    # Only the spec without this padding shows that the padding is too small.
     assert illegal_refused([[build(512, of=half)]]) == 0
     assert illegal_refused([[build(1024), build(512, of=spec(page_size_padded=512, head_size=4))]]) == 0
 
@@ -275,7 +275,7 @@ def test_merge_order_free() -> None:
     assert facets(merge_order_free, *merges(FULL, VENDOR, FULL, VENDOR)) == (
         "FullAttentionSpec and VendorSpec",
     )
-    # These must not merge, which spec.merge-refuses-unequal says.
+    # VENDOR and OLD_VENDOR must not merge at all, but that is for spec.merge-refuses-unequal.
     assert merge_order_free([merges(VENDOR, OLD_VENDOR, VENDOR, OLD_VENDOR)]) == 1
 
 
@@ -324,7 +324,7 @@ def test_a_page_is_not_larger_than_its_content() -> None:
     assert facets(page_no_waste, build(content + 1)) == ("",)
     for fields in ({"alignment": 768}, {"page_size_padded": 1536}):
         assert page_no_waste([[build(1536, of=spec(**fields))]]) == 0
-    assert page_no_waste([[build(content + 1, of=spec("AcmeSpec"))]]) == 0  # a vendor's format is not known
+    assert page_no_waste([[build(content + 1, of=spec("AcmeSpec"))]]) == 0  # unknown page format
 
 
 def test_aligned_pages() -> None:
@@ -359,7 +359,7 @@ def test_an_operation_that_a_target_lacks_is_not_among_its_parts() -> None:
 
 
 def test_known_kinds_are_those_of_the_reference() -> None:
-    """Every class of the reference for a layer derives from one; none derives from another."""
+    """Each spec class for layers derives from exactly one known kind, unless kinds derive from it."""
     kinds = [getattr(kvref.specs, name) for name in KNOWN_KINDS]
     for name in kvref.specs.__all__:
         spec_class = getattr(kvref.specs, name)

@@ -64,7 +64,7 @@ LIMITS = MemoryLimits(max_model_len=1000, max_in_flight_tokens=128, max_encoder_
 
 @dataclass(frozen=True, kw_only=True)
 class VendorSpec(SlidingWindowSpec):
-    """A vendor's class with a field of its own, which must agree, and one that is reconciled."""
+    """A vendor's class with two fields of its own: `tile` must be equal to merge, `hot` has a merge rule."""
 
     tile: int = 4
     hot: bool = False
@@ -243,7 +243,7 @@ def test_impossible_limits(fields: dict[str, Any]) -> None:
         (full(alignment=1000), 1024, 2000),
         (full(alignment=512), 1024, 1024),
         (full(alignment=1000, page_size_padded=3000), 1024, 3000),
-        # Scales are in the page (vLLM 0.32 leaves them out: 512).
+        # The page includes the scales. vLLM 0.32 leaves them out and has 512 bytes.
         (full(dtype=torch.int8, kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD), 768, 768),
         (full(dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR), 512, 512),
         (window(), 1024, 1024),
@@ -368,7 +368,7 @@ def test_merging_is_order_free_and_strict(one: KVCacheSpec, other: KVCacheSpec) 
 
 
 def _variants() -> Iterator[tuple[KVCacheSpec, KVCacheSpec, str]]:
-    """Pairs that differ in one field that must not differ."""
+    """Pairs of specs that must not merge, because they differ in one field, and the field's name."""
     attention = {
         "block_size": 32,
         "num_kv_heads": 1,
@@ -645,7 +645,7 @@ def test_window_memory_is_flat_and_near_that_of_full_attention(
 def test_memory_covers_what_a_request_holds(
     size: int, extra: int, block_size: int, in_flight: int, length: int
 ) -> None:
-    """After m tokens, with a step's tokens allocated, the blocks from the first needed one are referenced."""
+    """During a step, a request holds the blocks from its first needed token to the last one of the step."""
     sizes: dict[str, Any] = {**ATTENTION, "block_size": block_size}
     for spec in (
         full(block_size=block_size),

@@ -1,4 +1,4 @@
-"""`kvref check --backend crosshair`: the numbers of specs are searched, not guessed."""
+"""`kvref check --backend crosshair`: a solver searches for the numbers of specs, instead of random draws."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def description() -> Description:
 
 @pytest.fixture
 def all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as a quick check makes elsewhere."""
+    """Draw as many examples as a quick check does outside of these tests."""
     monkeypatch.setitem(DEPTHS, "quick", 100)
 
 
 @pytest.mark.usefixtures("all_examples")
 def test_needles_are_found(kvref: Kvref) -> None:
-    """A page that is wrong for one block size in a million; a check without the backend does not see it."""
+    """The page is wrong for one block size in a million. Only a check with the backend finds it."""
     laws = ["spec.page-positive", "spec.page-covers-content"]
     asked = [option for law in laws for option in ("--laws", law)]
     ran, report = kvref.report("needle:reference", *asked, "--subjects", "FullAttentionSpec")
@@ -56,7 +56,7 @@ def test_needles_are_found(kvref: Kvref) -> None:
 def test_a_needle_is_reduced_and_shown_alone(
     kvref: Kvref, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As any other finding: a trace of few operations with plain numbers, and a program that shows it."""
+    """Like any finding, it has a short trace with plain numbers, and a program that shows the failure."""
     asked = ("--laws", "spec.page-positive", "--backend", "crosshair", "--report", tmp_path / "report")
     assert kvref.check("needle:toy", *asked).code == 1
     [trace] = (tmp_path / "report/traces").iterdir()
@@ -128,7 +128,7 @@ def numbers(value: Any) -> list[Any]:
 
 
 def test_what_is_judged_is_plain(description: Description, tmp_path: Path) -> None:
-    """Laws that tell get examples with the numbers that CrossHair chose, performed without it."""
+    """The judged examples have the numbers that CrossHair chose, but were performed without CrossHair."""
     made = explored(description, tmp_path, ReferenceTarget(), "specs.pages", "FullAttentionSpec")
     assert len(made) >= 8
     assert all(stage.steps for stage in made)
@@ -137,7 +137,7 @@ def test_what_is_judged_is_plain(description: Description, tmp_path: Path) -> No
 
 
 def test_only_what_fails_without_crosshair_is_found(description: Description, tmp_path: Path) -> None:
-    """A target that is wrong as long as it is traced."""
+    """The target is wrong only while CrossHair traces it, so no judged example shows a mistake."""
     from crosshair.tracers import is_tracing
 
     class Shy(ReferenceTarget):
@@ -164,8 +164,8 @@ def test_ranges_leave_alone_what_is_settled(description: Description) -> None:
     told: Any = {**description, "classes": [{**info, "fields": settled}]}
     wide = class_info(widened(told), "MLAAttentionSpec")
     assert menu(wide, "block_size") == RANGES["block_size"]
-    assert menu(wide, "head_size") == [64]  # the target says so
-    assert menu(wide, "num_kv_heads") == [1]  # a latent vector is of no head
+    assert menu(wide, "head_size") == [64]  # the target declares these values
+    assert menu(wide, "num_kv_heads") == [1]  # latent attention has no heads
     assert menu(wide, "dtype") == menu(info, "dtype")
     assert class_info(told, "MLAAttentionSpec")["fields"] == settled
 

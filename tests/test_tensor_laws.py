@@ -1,4 +1,4 @@
-"""The laws of memory and canonical views, on the reference's answers, and on answers with a mistake."""
+"""Laws of memory and of canonical views, on the reference's answers and on answers with a mistake."""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def event(op: str, **arguments: Any) -> dict[str, Any]:
-    """The reference's operations, as a law sees them."""
+    """An operation with the reference's answer, as a law sees it."""
     answer = perform(ReferenceTarget(), op, arguments)
     return copy.deepcopy({"op": op, "args": arguments, "outcome": answer})
 
@@ -36,7 +36,7 @@ def allocated(*specs: Any, layout: str = "LBNHC", buffers: str = "each", **how: 
 
 
 def facets(law: str, *events: dict[str, Any]) -> tuple[str, ...]:
-    """The facets in which the events break the law; none if the law judged something and it holds."""
+    """The facets in which the events break the law. Empty if the law judged something and holds."""
     try:
         assert LAWS[law].check([list(events)]) > 0
     except LawBroken as broken:
@@ -50,7 +50,7 @@ def view(made: dict[str, Any], layer: str = "layer.0") -> dict[str, Any]:
 
 
 def broken_by(law: str, change: Change, *events: dict[str, Any]) -> tuple[str, ...]:
-    """After a change to the last of them; before it they keep the law."""
+    """The broken facets after a change to the last event. Without the change, the events keep the law."""
     assert facets(law, *events) == ()
     changed = copy.deepcopy(list(events))
     change(changed[-1])
@@ -64,7 +64,7 @@ def test_in_bounds() -> None:
     assert broken_by(law, lambda e: view(e).update(strides=[64, 8, 16, 0]), two) == ("itself",)
     assert broken_by(law, lambda e: view(e).update(strides=[32, 8, 16, 2]), two) == ("blocks",)
     assert broken_by(law, lambda e: view(e, "layer.1").update(offset=0), two) == ("layers",)
-    # Of two groups, a block is in use by one at a time; not two blocks.
+    # Layers of two groups may overlap in one block, which they use in turns, but not in different blocks.
     turns = allocated(FULL, WINDOW)
     assert broken_by(law, lambda e: view(e, "layer.1").update(offset=48), turns) == ("blocks",)
 
@@ -75,7 +75,7 @@ def test_block_stride() -> None:
     for layout in ("LHBNC", "LKBNHC", "BHLNC", "BLKNHC"):
         assert facets(law, allocated(FULL, FULL, layout=layout)) == ()
     assert facets(law, allocated(FULL, layout="LKBNHC", kernel_block_size=2)) == ()
-    # The plan may have whole pages, of which a view with K and V on an axis has halves.
+    # The stride may count whole pages, although a view with an axis for K and V has half pages.
     halves = allocated(FULL, layout="LKBNHC")
     halves["outcome"]["value"]["layers"]["layer.0"]["block_stride"] *= 2
     assert facets(law, halves) == ()
@@ -111,13 +111,13 @@ def test_sum_is_plan() -> None:
 
 
 def test_a_stub_keeps_no_law() -> None:
-    """Memory that is not reported is missing, and gives the other laws nothing to judge."""
+    """If a target reports no memory, `tensors.sum-is-plan` breaks. Other laws have nothing to judge."""
     events = [
         *registered(FULL, WINDOW),
         allocated(FULL, WINDOW, num_blocks=2),
         allocated(FULL, WINDOW, buffers="one"),
     ]
-    # Laws that only need an answer accept any.
+    # Leave out the laws that accept any answer.
     laws = [
         law for law in LAWS.values() if law.area in ("tensors", "canonical") and not law.id.endswith("total")
     ]
@@ -151,7 +151,7 @@ def test_one_buffer() -> None:
 
 
 def test_answers_are_looked_at_first() -> None:
-    """If laws cannot work with an answer, kvref reports it to the author of the target."""
+    """If laws cannot use an answer, kvref reports that to the author of the target."""
     allocation, registration = registered(FULL, WINDOW, layout="LKBNHC")
     for told in (allocation, registration):
         assert not problem(told["op"], told["outcome"]["value"])
@@ -205,7 +205,7 @@ def test_covers_once() -> None:
     assert broken_by(law, lambda e: refs(e).pop(), *shared) == ("missing",)
     assert broken_by(law, lambda e: refs(e).append(refs(e)[0]), *shared) == ("several times",)
     assert broken_by(law, lambda e: refs(e)[0].update(page_size_bytes=63), *shared) == ("missing",)
-    # Two groups may use one region; and a reference may be to more than the group's own bytes.
+    # Two groups may use one region. A reference may also cover more than the group's own bytes.
     assert facets(law, *registered(FULL, WINDOW)) == ()
     packed = registered(FULL, OTHER, layout="BLNHC", buffers="one")
     value = packed[1]["outcome"]["value"]
@@ -247,6 +247,5 @@ def test_round_trip(layout: str) -> None:
 
 
 def spoil(read: dict[str, Any]) -> None:
-    """Change the last byte that was read."""
     told = read["outcome"]["value"]
     read["outcome"]["value"] = f"{told[:-2]}{(int(told[-2:], 16) + 1) % 256:02x}"

@@ -1,4 +1,4 @@
-"""Memory and views, and the canonical view of them, on the CPU."""
+"""The memory of caches, the views of layers, and the canonical view, on the CPU."""
 
 import io
 import os
@@ -49,7 +49,7 @@ def test_layers_see_their_own(layout: str, contiguous: bool) -> None:
 
 
 def test_layers_that_take_turns() -> None:
-    """A block of one group is the same bytes as that block of the other, and no other block's."""
+    """The two layers use the same bytes for the same block, and other bytes for other blocks."""
     caches = allocate_kv_cache(config_of(full(), states()), "cpu", KVCacheLayout("LKBNHC"))
     first, second = caches.layers["layer.1"]
     assert (first.dtype, first.shape, second.dtype, second.shape) == (
@@ -74,7 +74,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_memory_of_an_odd_size() -> None:
-    """Bytes behind halves, in one buffer: it is no whole number of halves."""
+    """In one buffer, single bytes follow half-precision values. So the buffer has an odd number of bytes."""
     byte = full(dtype=torch.uint8, num_kv_heads=1, page_size_padded=25)
     caches = allocate_kv_cache(config_of(full(), byte), "cpu", contiguous=True)
     assert [buffer.numel() for buffer in caches.buffers] == [BLOCKS * (96 + 25)]
@@ -120,7 +120,7 @@ def test_too_little_memory() -> None:
 
 
 def test_all_tensors_together_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second layer exceeds the memory, though either alone would fit: torch allocates nothing."""
+    """Each layer alone would fit. kvref refuses both before torch allocates anything."""
     config = get_kv_cache_config_from_groups(get_kv_cache_groups({"first": full(), "second": full()}), 3)
     size = 3 * 96
     monkeypatch.setattr("kvref.tensors._free_bytes", lambda device: 2 * size)
@@ -136,7 +136,7 @@ def test_all_tensors_together_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_free_memory_is_what_can_be_had() -> None:
-    """Memory with files that were read is free, too."""
+    """Memory that holds only cached files counts as free."""
     page = os.sysconf("SC_PAGE_SIZE")
     free = _free_bytes(torch.device("cpu"))
     assert os.sysconf("SC_AVPHYS_PAGES") * page // 2 < free <= os.sysconf("SC_PHYS_PAGES") * page
@@ -161,7 +161,7 @@ def test_a_device_that_is_not_there_is_another_mistake() -> None:
 
 
 def encoder_config(runner_only: tuple[str, ...]) -> KVCacheConfig:
-    """A group with memory, and one of an encoder, which keeps nothing."""
+    """A group that has memory, and a group of an encoder layer, which needs none."""
     encoder = EncoderOnlyAttentionSpec(block_size=4, num_kv_heads=2, head_size=3, dtype=torch.float16)
     config = config_of(full())
     groups = [*config.kv_cache_groups, KVCacheGroupSpec(["encoder"], encoder)]
@@ -236,10 +236,10 @@ def test_a_refused_layout_leaves_nothing_allocated() -> None:
 @pytest.mark.parametrize(
     ("layout", "shapes", "refs"),
     [
-        # One row for a page; two layers of two groups use the same.
+        # One row for each page. Two layers in two groups use the same rows.
         ("LBNHC", [(3, 96)], [[0], [0]]),
         ("BLNHC", [(3, 96)], [[0], [0]]),
-        # A row for each head, and one each for K and V.
+        # A row for each head (LHBNC), or one row for K and one for V (LKBNHC).
         ("LHBNC", [(3, 48), (3, 48)], [[0, 1], [0, 1]]),
         ("LKBNHC", [(3, 48), (3, 48)], [[0, 1], [0, 1]]),
     ],

@@ -37,7 +37,7 @@ def cache(*events: dict[str, Any]) -> Run:
 
 
 def drawn(run: Run) -> dict[str, list[tuple[str, str, int]]]:
-    """What each block is, and for how many columns."""
+    """The bars of each block: kind, label, and width in columns."""
     assert run.chart is not None
     return {
         block: [(bar.kind, bar.label, bar.width // COLUMN) for bar in run.chart.bars if bar.y == y]
@@ -57,13 +57,13 @@ def test_blocks_are_followed_through_the_steps() -> None:
         op("cache.free", request="r1"),
         probe([2, 3, 4], [0, 1, 0, 0, 0, 1], {"r2": [[1]]}, {"2": ["k"]}),
     )
-    # Neither the null block is drawn, nor the reserved one, nor those that were free all the time.
+    # The chart leaves out the null block, the reserved block and blocks that were free all the time.
     assert drawn(run) == {
         "1": [("h0", "r1", 1), ("shared", "r1 r2", 1), ("h1", "r2", 1)],
         "2": [("h0", "r1", 2), ("cached", "key", 1)],
     }
     assert run.chart is not None
-    # A step after which all is as before has no column, unless it is the last.
+    # A step that changes nothing has no column, unless it is the last one.
     assert [number for _, number in run.chart.columns] == [1, 2, 4, 5]
     assert run.chart.requests == [("r1", "h0"), ("r2", "h1")]
     assert run.chart.kinds == ["shared", "cached"]
@@ -107,7 +107,7 @@ def test_null_blocks_and_groups_in_tables() -> None:
 def test_what_should_not_be_is_told_apart() -> None:
     run = cache(op("cache.free"), probe([1, 2], [0, 1, 0, 1, 0, 1], {"r1": [[1]]}))
     assert drawn(run) == {"1": [("clash", "!r1", 1)], "3": [("stray", "1", 1)], "4": [("lost", "lost", 1)]}
-    # Also a block that is referenced after all requests have ended.
+    # A block that is still referenced after all requests have ended is drawn in the same way.
     run = cache(op("cache.free"), probe([2, 3, 4], [0, 1, 0, 0, 0, 1], {}))
     assert drawn(run) == {"1": [("stray", "1", 1)]}
     run = run_of([], [op("pool.touch"), probe([], [2, 1])])

@@ -1,4 +1,4 @@
-"""Trials: which laws catch a target that is wrong, and after how much."""
+"""Trials: which laws catch a wrong target, and how soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast half of the reference cannot be told apart from the plain one; the laws see it if it can."""
+"""The two halves of the reference behave the same. If the fast half has a mistake, the laws notice."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_is_not_two_variants_is_not_judged() -> None:
     assert variants_agree([[]]) == 0
     assert variants_agree([[created("a"), event("pool.usage", 0.5)]]) == 0
     assert variants_agree([[event("pool.create", {}, num_blocks=3), event("pool.usage", 0.5)]]) == 0
-    # Other operations are no comparison.
+    # A different operation gives nothing to compare.
     events = [created("a"), event("pool.usage", 0.5), created("b"), event("pool.reset", True)]
     assert variants_agree([events]) == 1
 

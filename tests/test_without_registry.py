@@ -1,4 +1,4 @@
-"""An implementation without a registry, as older releases of vLLM are: what does not need one is judged."""
+"""A target without a registry, like old releases of vLLM. Laws that need no registry still judge it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_plans(kvref: Kvref) -> None:
 
 
 def test_what_no_planner_is_given(kvref: Kvref) -> None:
-    """No answer says that the class is unknown, so its refusal could be taken for a mistake."""
+    """Without a registry, nothing says whether a planner knows this class, and it may refuse others."""
     ran, report = kvref.report(TARGET, "--laws", "spec.uniform-total")
     assert ran.code == 0
     states = {row["subject"]: row["status"] for row in report["laws"]}

@@ -1,4 +1,4 @@
-"""The list of inputs that a quick check never draws, docs/undrawn.toml, against what it never drew."""
+"""Compares the inputs that a check did not draw with docs/undrawn.toml, which lists them."""
 
 import tomllib
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from kvref_conformance.running.undrawn import is_pair
 
 LIST = Path(__file__).parents[1] / "docs" / "undrawn.toml"
 MOST = 20
-"""The most entries of the list."""
+"""The most entries that the list may have."""
 
 
 def differences(undrawn: Sequence[str], target: str) -> tuple[list[str], list[str]]:
-    """The inputs that are not listed, and the globs of the list that match no input."""
+    """The undrawn inputs that the list lacks, and the globs of the list that match no undrawn input."""
     entries = tomllib.loads(LIST.read_text(encoding="utf-8"))["undrawn"]
     assert len(entries) <= MOST
     assert all(entry["reason"] for entry in entries)

@@ -1,4 +1,4 @@
-"""Mistakes in the reference's arithmetic, one for each contract, which has to see it."""
+"""One mistake in the reference's arithmetic for each contract, which must detect it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kvref_conformance.proofs import rules
 
 
 class Fault(NamedTuple):
-    """A mistake, and arguments for which the contract sees it."""
+    """A mistake, and arguments for which the contract detects it."""
 
     owner: Any
     name: str
@@ -199,7 +199,7 @@ FAULTS = {
             "in_flight": 2,
         },
     ),
-    # As vLLM counts.
+    # this is how vLLM counts
     "memory.chunks_across_blocks_hold_no_more": Fault(
         ChunkedLocalAttentionSpec,
         "max_admission_blocks_per_request",

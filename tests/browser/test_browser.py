@@ -1,4 +1,4 @@
-"""The page of a report in a real browser. `tox -e browser`; needs Chromium, and fails without it."""
+"""The HTML page of a report in a real browser. Run `tox -e browser`. The tests fail without Chromium."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Browser:
         self._folder = folder
 
     def show(self, content: bytes, *options: str, fragment: str = "") -> str:
-        """The page as it is once its scripts have run."""
+        """The page's elements after its scripts have run, as HTML."""
         path = self._folder / "report.html"
         path.write_bytes(content)
         done = subprocess.run(
@@ -66,7 +66,10 @@ class Browser:
         return done.stdout.decode("utf-8", "replace")
 
     def ask(self, content: bytes, script: str, *options: str, fragment: str = "") -> list[str]:
-        """The answer of a script that runs after the page's own, which the page's policy would block."""
+        """The lines that `script` writes with `tell`. It runs after the page's own scripts.
+
+        The page's policy would block it, so `ask` removes the policy from the page.
+        """
         text = re.sub("<meta http-equiv=[^>]*>", "", content.decode())
         found = self.show(text.replace("</body>", ASK % script).encode(), *options, fragment=fragment)
         told = re.search('<pre id="told">(.*?)</pre>', found, re.DOTALL)
@@ -211,7 +214,7 @@ def test_the_policy_stops_what_is_not_ours(browser: Browser) -> None:
     stranger = b"<script>document.title = 'owned'</script></body>"
     found = browser.show(small().replace(b"</body>", stranger))
     assert "<title>kvref: toy 1" in found
-    # Ours has run.
+    # Our own script has run.
     assert "3 laws, 2 findings</output>" in found
 
 

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show. Collected by name alone: `pytest tests/cuda`, where there is one."""
+"""What only a CUDA device can show. `pytest tests/cuda` runs it: pytest alone does not collect it."""
 
 import gc
 import random
@@ -20,7 +20,7 @@ from kvref.tensors import allocate_kv_cache
 from kvref_conformance.laws import LAWS
 
 PAGE = 2 * 16 * 8 * 128 * 2
-"""Bytes."""
+"""The bytes of a block in one layer."""
 
 
 def config_of(layers: int, num_blocks: int) -> KVCacheConfig:
@@ -38,7 +38,7 @@ def used() -> tuple[int, int]:
 def test_out_of_memory_leaves_nothing_allocated() -> None:
     torch.cuda.empty_cache()
     before, total = used(), torch.cuda.get_device_properties(0).total_memory
-    # Seven of ten layers fit.
+    # Seven of the ten layers fit.
     config = config_of(10, total // 8 // PAGE)
     with pytest.raises(OutOfCacheMemoryError) as refused:
         allocate_kv_cache(config, "cuda")
@@ -47,10 +47,10 @@ def test_out_of_memory_leaves_nothing_allocated() -> None:
     size = config.kv_cache_tensors[0].size
     for said in (f"needs {size} bytes", "are free", f"of the {10 * size} bytes", "layer 'layer."):
         assert said in message
-    # What is said to be free is too little, and nearly all that there was.
+    # The message says how much memory was free: less than one layer needs.
     free = int(message.split(" are free")[0].split()[-1])
     assert 0 < free < size
-    # The same again, and less than that fits.
+    # A second attempt fails in the same way. A smaller plan fits.
     with pytest.raises(OutOfCacheMemoryError):
         allocate_kv_cache(config, "cuda")
     caches = allocate_kv_cache(config_of(6, total // 8 // PAGE), "cuda")
@@ -59,7 +59,10 @@ def test_out_of_memory_leaves_nothing_allocated() -> None:
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LKBNHC", "BHLNC"])
 def test_blocks_survive_on_the_host(layout: str) -> None:
-    """Stored while the request ends, overwritten by another, and loaded into other blocks."""
+    """A request frees its blocks while they are being stored.
+
+    Other content overwrites the blocks. Then the stored content is loaded into other blocks.
+    """
     caches = allocate_kv_cache(config_of(3, 8), "cuda", KVCacheLayout(layout))
     device, pool = register_kv_caches(caches), BlockPool(8, True, 16)
     host = like_on_host(device, 4)
@@ -91,7 +94,7 @@ def test_blocks_survive_on_the_host(layout: str) -> None:
 @pytest.mark.parametrize("layout", ["LBNHC", "LKBNHC", "BLNHC", "BHLNC"])
 @pytest.mark.parametrize("head_size", [128, 3])
 def test_blocks_are_copied_on_the_device(layout: str, head_size: int) -> None:
-    """As row by row on the host, in whatever order, aligned or not, and what is not written stays."""
+    """The result equals row-by-row copies on the host, in any order, aligned or not. No other row changes."""
     blocks = 40
     spec = FullAttentionSpec(block_size=1, num_kv_heads=1, head_size=head_size, dtype=torch.float16)
     groups = get_kv_cache_groups({f"layer.{place}": spec for place in range(5)})
@@ -114,7 +117,7 @@ def test_blocks_are_copied_on_the_device(layout: str, head_size: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_copies_are_one_launch() -> None:
-    """Ten times as many blocks and layers are copied in as many launches."""
+    """Ten times as many blocks and layers need the same number of launches."""
     launches = []
     for number in (1, 10):
         caches = register_kv_caches(allocate_kv_cache(config_of(number, 2 * number + 1), "cuda"))
@@ -128,12 +131,12 @@ def test_copies_are_one_launch() -> None:
 
 
 def test_held_until_the_copy_is_done() -> None:
-    """A store that takes long is not done while it runs, and its blocks are no one's."""
+    """A store that is still running is not reported as done, and the pool does not get its block back."""
     caches = allocate_kv_cache(config_of(1, 4), "cuda")
     device, pool = register_kv_caches(caches), BlockPool(4, True, 16)
     connector = OffloadingConnector(pool, device, like_on_host(device, 1))
     [block] = pool.get_new_blocks(1)
-    torch.cuda._sleep(200_000_000)  # the step before is still in flight
+    torch.cuda._sleep(200_000_000)  # stands for an earlier step that is still in flight
     connector.submit_store("out", 0, [(block, 0)])
     connector.start_transfers()
     pool.free_blocks([block])
@@ -146,7 +149,7 @@ def test_held_until_the_copy_is_done() -> None:
 
 @pytest.mark.parametrize("target", ["reference", "reference:fast"])
 def test_the_reference_keeps_the_laws_on_the_device(kvref: Any, tmp_path: Path, target: str) -> None:
-    """All laws that use the device; those that do not are the same as elsewhere."""
+    """Checks all laws that use the device. The other laws do not depend on it."""
     areas = ("tensors", "sharing", "canonical", "connector")
     options = [option for area in areas for option in ("--laws", f"{area}.*")]
     _, report = kvref.report(target, *options, "--device", "cuda")

@@ -1,5 +1,3 @@
-"""Each deliberate fault of the reference breaks the law it is meant for, and no other of its area."""
-
 import pytest
 from faulty import breaks_exactly_its_law
 

@@ -1,4 +1,4 @@
-"""Implementations of nothing but sharing, to be timed: by a part of their own for it, or by operations."""
+"""Targets that implement only sharing, to be timed through their part `bench` or through operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from kvref.target import BenchCall
 
 LOG = "KVREF_TEST_BENCH_LOG"
-"""Names a file that is told who runs."""
+"""Environment variable: the path of a file in which each run leaves the name of its target."""
 
 
 def _lacking(what: str) -> Any:
@@ -58,7 +58,7 @@ def ends() -> Any:
 
 
 def by_operations() -> Any:
-    """Has the part `sharing`, which answers in plain data, and none to be timed by."""
+    """Has the part `sharing`, which answers in plain data, but no part `bench`."""
 
     def join(groups: Any, sharing: Any, times: int) -> Any:
         time.sleep(0.002)

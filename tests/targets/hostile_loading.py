@@ -1,4 +1,4 @@
-"""Factories that do not come back with a target, and modules that cannot be imported (see `IMPORTING`)."""
+"""Factories that return no usable target, and modules that cannot be imported (see `IMPORTING`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOOD_MEGABYTES = 300
 
 
 def flood() -> None:
-    """Write a lot to both streams, without Python's buffers."""
+    """Write much output to both streams, past Python's buffers."""
     for _ in range(FLOOD_MEGABYTES // 2):
         os.write(1, b"stdout " * (1 << 17))
         os.write(2, b"stderr " * (1 << 17))

@@ -1,6 +1,6 @@
-"""Targets whose operations end the process, hang, answer rubbish, or only sometimes do.
+"""Targets whose operations end the process, hang or give invalid answers. Some do so only sometimes.
 
-Most have one spec class only, so that a check is done soon.
+Most have only one spec class for layers, so that a check ends soon.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hostile_toy import build, lookup
 
 
 def target(**replaced: Any) -> Any:
-    """The toy with one spec class that describes a layer."""
+    """The toy with only one spec class for layers."""
     return hostile_toy.target(**{"classes": lambda: hostile_toy.classes()[:2], **replaced})
 
 
 def started() -> None:
-    """Report to the test that an operation runs, in a process that has started another."""
+    """Tell the test that an operation runs. The process has a child by then, which kvref must end."""
     if "HOSTILE_MARKER" in os.environ:
         subprocess.Popen(["sleep", "300"])
         Path(os.environ["HOSTILE_MARKER"]).touch()
@@ -39,7 +39,7 @@ def _large(specs: list[dict[str, Any]]) -> bool:
 
 
 def merge_exits() -> Any:
-    """Only for one size, so that not the first example shows it."""
+    """Exits only for one size, so the first examples pass."""
     return target(merge=lambda specs: os._exit(0) if _large(specs) else hostile_toy.merge(specs))
 
 
@@ -56,7 +56,7 @@ def merge_raises_system_exit() -> Any:
 
 
 def merge_hangs_with_children() -> Any:
-    """Hangs in a child of its own, which does not care for polite signals, and leaves others behind."""
+    """Waits for a child that ignores polite signals, and leaves other children behind."""
 
     def merge(specs: list[dict[str, Any]]) -> None:
         subprocess.Popen(["sleep", "300"])
@@ -68,7 +68,7 @@ def merge_hangs_with_children() -> Any:
 
 
 def build_leaves_children() -> Any:
-    """Answers, and leaves processes behind, some of them in sessions of their own."""
+    """Answers, but leaves children behind, some of them in sessions of their own."""
     builds = itertools.count()
 
     def build_and_leave(spec: dict[str, Any]) -> Any:
@@ -81,7 +81,7 @@ def build_leaves_children() -> Any:
 
 
 def merge_hangs_in_programs() -> Any:
-    """Ends the process; hangs where a stand-alone program asks."""
+    """Ends the process. In a stand-alone program, it hangs instead."""
 
     def merge(specs: list[dict[str, Any]]) -> None:
         if "--run" in sys.argv:
@@ -93,7 +93,7 @@ def merge_hangs_in_programs() -> Any:
 
 
 def build_closes_everything() -> Any:
-    """Closes all its files, the connection to kvref included, and continues."""
+    """Closes all files, among them the connection to kvref, and then hangs."""
 
     def close(spec: dict[str, Any]) -> None:
         os.closerange(3, 256)
@@ -103,7 +103,10 @@ def build_closes_everything() -> Any:
 
 
 def lookup_dies_once_registered() -> Any:
-    """Ends the process at a look-up, once a vendor's class is registered: state that reducing has to keep."""
+    """Ends the process at a look-up after a vendor's class was registered.
+
+    So a reduced trace must keep both calls.
+    """
 
     def dying_lookup(spec: dict[str, Any]) -> Any:
         if any(name.startswith("Vendor") for name in hostile_toy.table):
@@ -124,7 +127,7 @@ def lookup_hangs_once_registered() -> Any:
 
 
 def merge_dies_once() -> Any:
-    """Ends the process the first time that any process asks; never again."""
+    """Ends the first process that merges, and no later one."""
 
     def merge(specs: list[dict[str, Any]]) -> Any:
         marker = Path(os.environ["HOSTILE_MARKER"])
@@ -137,12 +140,12 @@ def merge_dies_once() -> Any:
 
 
 def build_kills_parent() -> Any:
-    """Ends the process that its own was forked from."""
+    """Kills the host that its own process was forked from."""
     return target(build=lambda spec: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(600))
 
 
 def forks_hang() -> Any:
-    """No process forked from it gets anywhere."""
+    """Every process that is forked from the host hangs."""
     os.register_at_fork(after_in_child=lambda: time.sleep(600))
     return target()
 
@@ -163,7 +166,7 @@ def lookup_answers_object() -> Any:
 
 
 def merge_answers_long_text() -> Any:
-    """Breaks a law with a very long text."""
+    """The answer has an additional field with a very long text, which breaks a law."""
 
     def merge(specs: list[dict[str, Any]]) -> Any:
         answer = hostile_toy.merge(specs)
@@ -173,7 +176,7 @@ def merge_answers_long_text() -> Any:
 
 
 def changes_its_arguments() -> Any:
-    """Loses a field in merging, and eats its arguments, which are its own to eat."""
+    """Merging gives a wrong page size. Building clears its arguments, which a target is free to do."""
 
     def eating_build(spec: dict[str, Any]) -> Any:
         answer = build(spec)
@@ -184,7 +187,7 @@ def changes_its_arguments() -> Any:
 
 
 def slow_at_first() -> Any:
-    """The first operations take their time, each of them less than a time-out of two seconds and a half."""
+    """The first three builds are slow, but each ends within a time-out of 2.5 seconds."""
     calls = itertools.count()
 
     def slow_build(spec: dict[str, Any]) -> Any:
@@ -196,7 +199,7 @@ def slow_at_first() -> Any:
 
 
 def merge_changes_its_mind() -> Any:
-    """Loses a field every third time."""
+    """Every third merge gives a wrong page size."""
     count = itertools.count()
 
     def merge(specs: list[dict[str, Any]]) -> Any:
@@ -210,7 +213,7 @@ def merge_changes_its_mind() -> Any:
 
 
 def merge_loses_field() -> Any:
-    """A target with an ordinary bug: merging gives a page of the wrong size. Two classes have it."""
+    """An ordinary bug: merging gives a wrong page size. Both spec classes for layers have it."""
 
     def merge(specs: list[dict[str, Any]]) -> Any:
         answer = hostile_toy.merge(specs)
@@ -220,12 +223,12 @@ def merge_loses_field() -> Any:
 
 
 def merge_dies() -> Any:
-    """Merging any of two classes ends the process."""
+    """Merging ends the process, for both spec classes for layers."""
     return hostile_toy.target(merge=lambda specs: os._exit(5))
 
 
 def merge_loses_field_then_dies() -> Any:
-    """The bug is seen, and nothing made of it: every process ends before it has reduced anything."""
+    """Merging gives a wrong page size. After eleven merges the process ends, so nothing gets reduced."""
     merges = itertools.count()
 
     def merge(specs: list[dict[str, Any]]) -> Any:
@@ -238,7 +241,7 @@ def merge_loses_field_then_dies() -> Any:
 
 
 def asserts_only() -> Any:
-    """Refuses with an assert, which `python -O` leaves out: a robustness law is broken, no other."""
+    """Refuses with an assert, which `python -O` leaves out. So only a robustness law is broken."""
 
     def register(spec_class: str, manager: str, base: str | None) -> None:
         try:
@@ -262,7 +265,7 @@ def without_registry() -> Any:
 
 
 def without_attributes() -> Any:
-    """The parts are not even mentioned."""
+    """Lacks the attributes `specs` and `registry`. Other targets have None there."""
     whole = target()
     del whole.specs, whole.registry
     return whole

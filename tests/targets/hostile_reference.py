@@ -1,4 +1,4 @@
-"""The reference with a bug, and with few spec classes, so that a check is done soon."""
+"""The reference with a mistake, and with few spec classes, so that a check ends soon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def merge_loses_window() -> Any:
 
 
 class WithoutRegistry(ReferenceTarget):
-    """As releases are from before there was one."""
+    """Like releases of vLLM from before the registry."""
 
     name = "older"
     registry = None  # type: ignore[assignment]
@@ -37,7 +37,7 @@ class WithoutRegistry(ReferenceTarget):
 
 
 class _Watched:
-    """The reference's cache; something is done when the so many-th request comes."""
+    """The reference's cache. It calls `act` when request number `number` is added."""
 
     def __init__(self, part: Any, number: int, act: Callable[[], None]) -> None:
         self._part, self._number, self._act, self._requests = part, number, act, 0
@@ -57,7 +57,7 @@ class _Watched:
 
 
 class ManyRequests(ReferenceTarget):
-    """The reference with one spec class, which goes wrong at its fifteenth request."""
+    """The reference with one spec class. It goes wrong at the fifteenth request of a cache."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         reference = ReferenceTarget()

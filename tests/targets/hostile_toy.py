@@ -1,6 +1,7 @@
-"""A small conformant target without torch: two spec classes, a registry, plain Python.
+"""A small conformant target without torch: two spec classes and a registry, in plain Python.
 
-What is hostile in this folder wraps it. A target is found by its module's name: `--path tests/targets`.
+Most hostile targets of this folder are made from it. With `--path tests/targets`, a target is found by the
+name of its module.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ REGISTRY["decorate"] = register
 
 
 def recorded(part: str, functions: dict[str, Callable[..., Any]]) -> SimpleNamespace:
-    """The part. If $RECORD names a folder, each process records its operations there."""
+    """A part with these operations. If $RECORD names a folder, each process records its operations there."""
     folder = os.environ.get("RECORD")
     if folder is None:
         return SimpleNamespace(**functions)
@@ -173,7 +174,7 @@ def recorded(part: str, functions: dict[str, Callable[..., Any]]) -> SimpleNames
 
 
 def target(**replaced: Any) -> SimpleNamespace:
-    """The toy. An operation given by name is performed in place of the toy's; other names are attributes."""
+    """The toy. `replaced` gives operations that replace the toy's own, or attributes, by name."""
     specs, registry = dict(SPECS), dict(REGISTRY)
     attributes: dict[str, Any] = {}
     for name, value in replaced.items():

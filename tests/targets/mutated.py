@@ -1,4 +1,4 @@
-"""The reference with mutants in it, which `tests/mutants.py` has made, one of them awake or none."""
+"""The reference with the mutants that `tests/mutants.py` made. At most one of them is active."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ import kvref
 from kvref.target import Target
 
 MUTATED = "KVREF_MUTATED"
-"""Names the folder of the mutated package."""
+"""Environment variable: the folder of the mutated package."""
 
 AWAKE = "KVREF_MUTANT"
-"""Names a file with what mutmut calls the mutant. Each process reads it when it is forked from the host."""
+"""Environment variable: the path of a file that contains mutmut's name of the active mutant.
+
+Each process reads the file when it is forked from the host.
+"""
 
 REACHED = "KVREF_REACHED"
-"""Names a file for the functions that are called, where mutmut counts them."""
+"""Environment variable: the path of a file for the names of the functions that are called."""
 
 COUNTING = "stats"
-"""What stands for a mutant if none is awake and mutmut counts."""
+"""The content of the `AWAKE` file while no mutant is active and mutmut records the called functions."""
 
 
 def target() -> Target:
-    """The mutated modules, under the protocol that everything else has loaded already."""
+    """Loads the mutated modules. The protocol of a target is loaded already, and has no mutants."""
     others = [name for name in sys.modules if name.startswith("kvref.") and name.split(".")[1] != "target"]
     if others:
         raise RuntimeError(f"without mutants {others} would be used: they are loaded already")
@@ -42,7 +45,7 @@ def wake() -> None:
 
 
 def _note(file: Path) -> None:
-    """Write the name of each function into the file once a process."""
+    """Append the name of each called function to the file, once in each process."""
     from mutmut.mutation import trampoline
 
     seen: set[str] = set()

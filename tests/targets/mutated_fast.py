@@ -1,4 +1,4 @@
-"""The reference with a mistake in its fast half, of which the plain one knows nothing."""
+"""The reference with a mistake in its fast half. The plain half has no mistake."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kvref_conformance.targets.reference.target import ReferenceTarget
 
 
 def _with(owner: object, name: str, make: Callable[[Any], object]) -> ReferenceTarget:
-    """Replace a function by what is made of it."""
+    """Replace an attribute by what `make` makes of it."""
     break_it(owner, name, make(getattr(owner, name)))
     return ReferenceTarget()
 
 
 def touched_block_keeps_its_turn() -> ReferenceTarget:
-    """A block that was touched while free, and freed again, is reused at its old turn."""
+    """A block that was touched while free, and freed again, keeps its old place in the order of reuse."""
 
     def make(queued: Any) -> object:
         def first_entries(self: BlockPool) -> list[int]:
@@ -60,7 +60,7 @@ def removal_without_event() -> ReferenceTarget:
 
 
 def single_block_has_two_references() -> ReferenceTarget:
-    """The reference count is one too many where a single block is allocated."""
+    """A block has one reference too many if it is allocated alone."""
 
     def make(get: Any) -> object:
         def get_and_touch(self: BlockPool, num_blocks: int) -> list[int]:
@@ -75,7 +75,7 @@ def single_block_has_two_references() -> ReferenceTarget:
 
 
 def freed_in_reverse() -> ReferenceTarget:
-    """Cached blocks that are freed together are reused the other way round."""
+    """Cached blocks that are freed together are reused in the reverse order."""
 
     def make(enqueue: Any) -> object:
         def enqueue_reversed(self: BlockPool, blocks: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ def freed_in_reverse() -> ReferenceTarget:
 
 
 def freed_too_often_unnoticed() -> ReferenceTarget:
-    """A block that is freed more often than it is referenced is freed once."""
+    """A block that is freed more often than it is referenced is freed once, and nothing is refused."""
 
     def make(free: Any) -> object:
         def free_what_is_held(self: BlockPool, blocks: Iterable[int]) -> None:
@@ -113,7 +113,7 @@ def evicted_block_at_the_end() -> ReferenceTarget:
 
 
 def copy_lost_with_the_first() -> ReferenceTarget:
-    """If several blocks have a key, none is found any more when the first is evicted."""
+    """If several blocks have a key, evicting the first one removes the others from the index."""
 
     def make(remove: Any) -> object:
         def remove_all(self: BlockPool, block: int, key: Key) -> None:
@@ -127,7 +127,7 @@ def copy_lost_with_the_first() -> ReferenceTarget:
 
 
 def settled_a_token_too_long() -> ReferenceTarget:
-    """A step that fills a block is answered at once, and the block gets no key."""
+    """A step that fills a block counts as a step without changes, so the block gets no key."""
 
     def make(settle: Any) -> object:
         def settle_longer(self: KVCacheManager, request_id: str, num_tokens: int) -> None:
@@ -140,7 +140,7 @@ def settled_a_token_too_long() -> ReferenceTarget:
 
 
 def settled_although_a_block_gets_free() -> ReferenceTarget:
-    """It is not looked at whether a block falls out of the window."""
+    """A step in which a block leaves the window counts as a step without changes."""
 
     def make(settled: Any) -> object:
         def is_settled(manager: Any, request_id: str, tokens: TokenCounts) -> bool:

@@ -1,4 +1,4 @@
-"""Implementations whose pages are right for every block size but one."""
+"""Targets whose page size is right for every block size but one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _content: property = AttentionSpec.__dict__["unpadded_page_size_bytes"]
 
 
 def reference() -> ReferenceTarget:
-    """The reference, with a page of nothing."""
+    """The reference, with a page of 0 bytes for that block size."""
     page = property(lambda spec: 0 if spec.block_size == BLOCK_SIZE else _content.__get__(spec))
     break_it(AttentionSpec, "unpadded_page_size_bytes", page)
     return ReferenceTarget()
@@ -36,7 +36,7 @@ class ToySpec(vendor_toy.KVCacheSpec):
 
 
 def toy() -> Any:
-    """A vendor's, without torch, with a page of nothing, too."""
+    """A vendor's target without torch, with the same mistake."""
 
     def build(spec: dict[str, Any]) -> dict[str, Any]:
         made = ToySpec(**spec["fields"])

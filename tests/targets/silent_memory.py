@@ -1,4 +1,4 @@
-"""The reference with a check of memory that never reports a difference."""
+"""The reference, but its comparison of memory never reports a difference."""
 
 from kvref_conformance.targets.reference import tensors
 from kvref_conformance.targets.reference.target import ReferenceTarget

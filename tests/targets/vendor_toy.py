@@ -1,4 +1,4 @@
-"""A vendor's implementation, small and without torch, with what a profile can declare."""
+"""A vendor's small target without torch. Some of its behaviour must be declared in a profile."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PaddedSpec(FullAttentionSpec):
 @dataclass(frozen=True)
 class LanesSpec(FullAttentionSpec):
     lanes: int
-    """Something that kvref does not know and that has no default."""
+    """A field that kvref does not know and that has no default."""
 
 
 FAMILY: dict[str, Any] = {
@@ -95,7 +95,7 @@ def good() -> Any:
 
 
 def forgetful() -> Any:
-    """Merging loses the head size where there are several heads, else the number of heads."""
+    """Merging loses the head size if there are several heads, otherwise the number of heads."""
 
     def merge_forgets(specs: list[dict[str, Any]]) -> dict[str, Any]:
         merged = merge(specs)
@@ -107,8 +107,6 @@ def forgetful() -> Any:
 
 
 def never_pads() -> Any:
-    """Refuses padding."""
-
     def build_refuses(spec: dict[str, Any]) -> dict[str, Any]:
         if "page_size_padded" in spec["fields"]:
             raise ValueError("pages are never padded")
@@ -129,7 +127,7 @@ def ends() -> Any:
 
 
 def needs_runtime() -> Any:
-    """Imports what is not there unless the profile says where."""
+    """Imports a module that is found only if the profile says where it is."""
     import vendor_runtime  # type: ignore[import-not-found]
 
     made = target()

@@ -1,4 +1,4 @@
-"""Contracts that do not hold, hang, are about nothing, or end their process."""
+"""Contracts that do not hold, that hang, that are about nothing, or that end their process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def nothing_is_131071(number: int) -> bool:
 
 
 def nothing_is_refused(number: int) -> bool:
-    """Each number is taken.
+    """Each number is accepted.
 
     pre: number >= 0
     post: _
@@ -26,7 +26,7 @@ def nothing_is_refused(number: int) -> bool:
 
 
 def wrong_while_traced(number: int) -> bool:
-    """What CrossHair alone sees broken is not.
+    """CrossHair does not trace this call.
 
     pre: number >= 0
     post: _
@@ -37,7 +37,7 @@ def wrong_while_traced(number: int) -> bool:
 
 
 def goes_on_for_ever(number: int) -> bool:
-    """It comes to an end.
+    """The call ends.
 
     pre: number >= 0
     post: _
@@ -47,7 +47,7 @@ def goes_on_for_ever(number: int) -> bool:
 
 
 def is_about_nothing(number: int) -> bool:
-    """Whatever is more and less than nothing is odd.
+    """Every number that is above and below zero is odd.
 
     pre: number > 0 and number < 0
     post: _
@@ -56,7 +56,7 @@ def is_about_nothing(number: int) -> bool:
 
 
 def ends_its_process(number: int) -> bool:
-    """It can be looked at.
+    """The call does not end the process.
 
     pre: number >= 0
     post: _
@@ -65,7 +65,7 @@ def ends_its_process(number: int) -> bool:
 
 
 def says_much(number: int) -> bool:
-    """What is printed does no harm.
+    """Printing does no harm.
 
     pre: number >= 0
     post: _

@@ -1,7 +1,7 @@
-"""Which differences of docs/differences.toml can be seen here, and how to tell each from the others.
+"""Recognises the differences of docs/differences.toml in the answers of the reference and vLLM.
 
-A predicate judges an operation and both answers, and is as narrow as they allow. A difference that matches no
-predicate is not listed.
+A predicate judges one deviation: an operation with both answers. It matches as few other deviations as
+possible. A deviation that matches no predicate is not listed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from lockstep import Deviation
 
 FORGETFUL = {"SlidingWindowSpec", "SlidingWindowMLASpec", "ChunkedLocalAttentionSpec", "MambaSpec"}
-"""Kinds that do not keep all tokens."""
+"""Spec classes whose layers do not keep all tokens."""
 
 COUNTS = ("needed", "taken", "added", "room", "refused", "tables", "free_count")
-"""Facets in which it shows that more blocks are taken, or wanted, by one of the two."""
+"""Facets that show that one of the two takes or wants more blocks."""
 
 
 def _fields(deviation: Deviation) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def _loads_all(deviation: Deviation) -> bool:
 
 
 def _more_keys(deviation: Deviation) -> bool:
-    """Whether vLLM gives keys where the reference gives fewer or none."""
+    """Whether vLLM gives more keys than the reference."""
     if deviation.facet != "keys":
         return False
     one, other = deviation.ours, deviation.theirs
@@ -161,7 +161,7 @@ def lookahead(deviation: Deviation) -> bool:
 
 
 def _shared(deviation: Deviation) -> list[list[str]]:
-    """Groups that vLLM makes and the reference does not."""
+    """Groups in vLLM's plan that the reference's plan does not have."""
     if deviation.facet != "plan":
         return []
     return [group for group in deviation.theirs["groups"] if group not in deviation.ours["groups"]]
@@ -220,7 +220,7 @@ CACHE: dict[str, Callable[[Deviation], bool]] = {
     "state-cap": states_without_cap,
     "lookahead": lookahead,
 }
-"""Those that caches show, by id; the first that knows a deviation has it."""
+"""The differences that caches show, by id. If several predicates match a deviation, the first one counts."""
 
 PLANS: dict[str, Callable[[Deviation], bool]] = {
     "full-fallback": windows_as_full,
@@ -229,10 +229,10 @@ PLANS: dict[str, Callable[[Deviation], bool]] = {
     "hidden-states": hidden_states_last,
     "padding": padded_first,
 }
-"""Those that plans show."""
+"""The differences that plans show, by id."""
 
 
 def listed(deviation: Deviation) -> str | None:
-    """The id of the difference that a deviation comes of, if it is of any."""
+    """The id of the difference that explains the deviation, or None."""
     known = CACHE if deviation.setup else PLANS
     return next((name for name, is_so in known.items() if is_so(deviation)), None)

@@ -1,7 +1,8 @@
-"""The reference and vLLM perform the same operations: what each answers, and how the answers differ.
+"""The reference and vLLM perform the same operations, and their answers are compared.
 
-Blocks and keys have other names on either side. They are compared up to renaming: blocks at the same
-positions of block tables and of the free list are the same block, and keys of the same blocks the same key.
+Block numbers and keys differ between the two, so they are compared up to renaming: blocks at the same
+positions of block tables and of the free list are the same block, and keys of the same blocks are the same
+key.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Perform = Callable[[str, dict[str, Any]], Outcome]
 
 @dataclass(frozen=True)
 class Told:
-    """What a request is at the time of an operation."""
+    """A request's numbers of tokens at the time of an operation."""
 
     tokens: int
     prompt: int
@@ -29,15 +30,15 @@ class Told:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Two answers that are not the same.
+    """Two answers that differ.
 
     Attributes:
         facet: in what they differ.
-        operation: what was asked; for a state, what was asked last before it.
-        ours: what the reference says of the facet; `theirs` what vLLM does.
-        setup: what the cache was made with, None where planning was asked.
-        request: the request that was asked for, as it was then.
-        before: the state in which it was asked, in the reference's names.
+        operation: the operation; if a state differs, the last operation before it.
+        ours: the facet in the reference's answer; `theirs` has vLLM's.
+        setup: how the cache was made; None for planning.
+        request: the request that the operation is about, as it was before the operation.
+        before: the state before the operation, with the reference's block numbers and keys.
     """
 
     facet: str
@@ -55,15 +56,15 @@ class Deviation:
 
 
 class Parted(Exception):
-    """From here on the two are not in the same state, and are not compared any more."""
+    """The reference and vLLM are in different states, so nothing more is compared."""
 
 
 STEERING = ("refused", "tokens", "hit", "room")
-"""Facets of answers that decide what is asked next."""
+"""Facets of answers on which the next operation depends."""
 
 
 class Lockstep:
-    """A stage that has each operation performed by both; the engine goes by the reference's answers."""
+    """A stage that has both perform each operation. The engine gets the reference's answers."""
 
     def __init__(self, ours: Perform, theirs: Perform, setup: Setup) -> None:
         self.ours, self.theirs, self.setup = ours, theirs, setup
@@ -136,10 +137,10 @@ class Lockstep:
         if name == "state":
             return self.names.differing(one, other)
         told = TOLD.get(name, whole)
-        # A side without room answers less.
+        # A side that has no room answers with fewer facets.
         pairs = zip(told(one).items(), told(other).values(), strict=False)
         found = [(facet, a, b) for (facet, a), b in pairs if a != b]
-        # What else follows from where the ways part.
+        # Once the next operation would differ, the other facets are only consequences.
         return [each for each in found if each[0] in STEERING][:1] or found
 
 
@@ -172,7 +173,7 @@ def hit(value: Any) -> dict[str, Any]:
 
 
 def nulls(tables: list[list[int]]) -> list[list[bool]]:
-    """Of each group's table, where the null blocks are."""
+    """For each group, which entries of the block table are the null block."""
     return [[block == 0 for block in table] for table in tables]
 
 
@@ -190,11 +191,11 @@ TOLD: dict[str, Callable[[Any], dict[str, Any]]] = {
     "take_new_block_ids": number,
     "take_events": events,
 }
-"""What of an answer is compared, by operation; all of it where nothing is said."""
+"""By operation, the part of an answer that is compared. Any other answer is compared as a whole."""
 
 
 class Plans:
-    """A stage that has each plan made by both."""
+    """A stage that has both make each plan."""
 
     def __init__(self, ours: Perform, theirs: Perform) -> None:
         self.ours, self.theirs = ours, theirs
@@ -231,14 +232,14 @@ def plan(value: Any) -> dict[str, Any]:
 
 
 class Names:
-    """What blocks and keys of the reference are called by vLLM."""
+    """Maps the block numbers and keys of the reference to those of vLLM."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, int] = {}
         self.keys: dict[str, str] = {}
 
     def differing(self, ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-        """In what two states differ; if in nothing, the names are those of these states."""
+        """The facets in which two states differ. If they do not differ, the maps are updated from them."""
         tables = [
             {name: nulls(groups) for name, groups in state["tables"].items()} for state in (ours, theirs)
         ]

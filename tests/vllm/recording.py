@@ -1,10 +1,10 @@
-"""Record how vLLM's own scheduler calls its cache manager. Runs in vLLM's interpreter, needs vLLM alone.
+"""Records how vLLM's own scheduler calls its cache manager. Runs in vLLM's interpreter and needs only vLLM.
 
-    python recording.py SEEDS
+    python recording.py FIRST:LAST
 
-prints a list of recordings, each the engine that was drawn by a seed and the calls that its scheduler made.
-Calls are written as operations of kvref's protocol; `progress`: a request's counts or output changed.
-There is no model: what it would answer is drawn.
+It prints a list with one recording for each seed: the engine that the seed drew, and the calls of its
+scheduler. Calls are written as operations of kvref's protocol. `progress` means that a request's counts or
+output changed. There is no model. Its output is random.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from vllm.v1.request import Request, RequestStatus
 
 MAX_REQUESTS = 4
 END = 3
-"""The token that ends a request; others are 0 and 1."""
+"""The token that ends a request. The other tokens are 0 and 1."""
 
 ATTENTION: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float16}
 
 SILENT = {
-    # They only read, or make objects.
+    # These only read, or make objects.
     "create_kv_cache_blocks",
     "estimate_cached_tokens",
     "get_block_ids",
@@ -52,15 +52,15 @@ SILENT = {
     "record_prefix_cache_stats",
     "truncate_computed_blocks",
     "take_boundary_state_offloads",
-    # docs/engine-contract.md, what is left out.
+    # docs/engine-contract.md leaves these out.
     "record_blocks_for_zeroing",
     "remove_skipped_blocks",
 }
-"""Methods of the manager for which the protocol needs no word."""
+"""Methods of the cache manager that are not recorded."""
 
 
 class Loads(SupportsHMA):
-    """A connector to somewhere else, where there may be the next tokens of a request."""
+    """A connector to another place, which may have the next tokens of a request."""
 
     supports_divergent_local_hybrid_hits = False
 
@@ -115,7 +115,7 @@ class Loads(SupportsHMA):
 
 
 class Recording:
-    """Stands in front of a cache manager, and records its calls."""
+    """Wraps the methods of a cache manager to record their calls."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -123,7 +123,7 @@ class Recording:
         self.calls: list[dict[str, Any]] = []
         self.told: dict[str, tuple[int, int, int]] = {}
         self.found: dict[str, int] = {}
-        """Tokens found for a request when it last got places."""
+        """The length of each request's hit when the request was last admitted."""
         self.depth = 0
         names = [name for name, value in vars(KVCacheManager).items() if callable(value)]
         for name in names:
@@ -143,7 +143,7 @@ class Recording:
         return call
 
     def note(self, request: Request) -> None:
-        """Record the progress of a request, if it has changed."""
+        """Record a request's counts and new output, if they have changed."""
         name = request.request_id
         if name not in self.told:
             return
@@ -183,7 +183,7 @@ class Recording:
 
         return call
 
-    # How each call is written.
+    # The following methods write a call as an operation.
 
     def new_step_starts(self, answer: None) -> None:
         self.write("new_step", {})
@@ -278,7 +278,7 @@ def ids(blocks: KVCacheBlocks) -> list[list[int]]:
 
 
 def draw(numbers: random.Random) -> dict[str, Any]:
-    """An engine, as kvref's set-ups say it, and what vLLM wants to know besides."""
+    """A random engine: the fields of kvref's `Setup`, and what vLLM needs in addition."""
     kinds = numbers.choice(["full", "window", "full+window", "full+chunk", "full+mamba", "mamba"])
     size = numbers.choice([2, 4])
     caching = numbers.random() < 0.85
@@ -288,7 +288,7 @@ def draw(numbers: random.Random) -> dict[str, Any]:
         drafts = 0
     loads = numbers.random() < 0.3
     if loads:
-        # A consumer defers what it frees while there are several batches; see what the contract leaves out.
+        # With several batches, a consumer frees later. docs/engine-contract.md leaves that out.
         max_batches, is_async = 1, False
     use_eagle = drafts > 0 and "chunk" not in kinds and numbers.random() < 0.6
     mode = "align" if caching else "none"
@@ -365,7 +365,7 @@ def spec_of(spec: dict[str, Any]) -> Any:
 
 
 def scheduler_of(engine: dict[str, Any]) -> Scheduler:
-    """vLLM's scheduler, with what it reads of a configuration."""
+    """vLLM's scheduler, with a stand-in for the parts of the configuration that it reads."""
     groups = [
         KVCacheGroupSpec([f"layer.{place}"], spec_of(spec)) for place, spec in enumerate(engine["specs"])
     ]
@@ -448,7 +448,7 @@ def scheduler_of(engine: dict[str, Any]) -> Scheduler:
 
 
 class Life:
-    """The engine around the scheduler: requests come and go, steps run, and the model answers anything."""
+    """The engine around the scheduler: requests come and go, steps run, and the output is random."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -534,7 +534,7 @@ class Life:
         return [self.random.choice([0, 1] * 3 + [END]) for _ in range(1 + self.random.randint(0, drafts))]
 
     def loaded(self, scheduled: dict[str, int]) -> KVConnectorOutput:
-        """Loads end, well or not."""
+        """End some loads, and let some of these fail."""
         output = KVConnectorOutput(finished_recving=set())
         for request in self.scheduler.requests.values():
             waits = request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
@@ -549,12 +549,12 @@ class Life:
             request = self.random.choice(self.scheduler.running)
             self.failed(request, output, scheduled.get(request.request_id, 0))
             if output.invalid_block_ids:
-                # The scheduler need not ask, but whoever knows the blocks by their places alone has to.
+                # The mini-scheduler does not know the blocks. It must read the block tables to find this one.
                 self.recording.write("state", {}, {"tables": self.recording.tables()})
         return output
 
     def failed(self, request: Request, output: KVConnectorOutput, scheduled: int) -> None:
-        """Something wrong was loaded for a request, into a block that is its own."""
+        """Report a failed load for a request, in a block that no other request holds."""
         waits = request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
         tables = self.recording.tables()
         if len(self.engine["specs"]) > 1:
@@ -570,7 +570,7 @@ class Life:
                 output.invalid_block_ids.add(self.random.choice(own))
 
     def disturb(self) -> None:
-        # An engine with one batch at a time waits for it, and does nothing else but note who has left.
+        # While its only batch runs, an engine only ends requests that leave.
         waits = self.under_way and self.engine["max_batches"] == 1
         kind = self.random.randrange(2 if waits else 4)
         names = list(self.scheduler.requests)

@@ -1,4 +1,4 @@
-"""How checks of vLLM are run here: in an environment of its own (`tox -e vllm`)."""
+"""Runs `kvref check` on vLLM, which has an environment of its own (`tox -e vllm`)."""
 
 import json
 import os
@@ -11,7 +11,7 @@ PYTHON = os.environ["KVREF_VLLM_PYTHON"]
 
 
 def kvref(target: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and report of `kvref check`."""
+    """Run `kvref check` on a target in that environment. Returns the exit code and the report."""
     command = [sys.executable, "-m", "kvref_conformance", "check", target, "--python", PYTHON, "--json"]
     ran = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=1200, check=False)
     assert ran.stdout, ran.stderr

@@ -1,4 +1,4 @@
-"""Stock vLLM beside the reference in `kvref bench`: both do the same, and what vLLM lacks is left out."""
+"""`kvref bench` of stock vLLM and the reference: both do the same work, and what vLLM lacks is left out."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ LACKING = {
     ("canonical.register", "layout", "LKBNHC"),
     *(("canonical.copy", "layout", layout) for layout in ("LBNHC", "LKBNHC", "BLNHC")),
 }
-"""Benchmarks with a parameter for which this version has nothing to call."""
+"""Benchmarks with a parameter value for which this version of vLLM has nothing to call."""
 
 
 def test_both_do_the_same_but_for_what_is_not_there() -> None:
@@ -48,7 +48,7 @@ LIVES = 4
 
 @pytest.fixture(scope="module", params=GROUPS)
 def caches(request: pytest.FixtureRequest) -> Any:
-    """Of both, in which there is room for two requests and a half, so that keys are lost."""
+    """A cache of vLLM and one of the reference. Two and a half requests fit, so blocks are evicted."""
     groups = [{"spec": spec, "eagle": False} for spec in GROUPS[request.param]]
     blocks = len(groups) * (PROMPT + DECODES) // BLOCK_SIZE
     with loaded(Launch("vllm", PYTHON)) as theirs, loaded(Launch("reference")) as ours:
@@ -71,7 +71,7 @@ def caches(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("hits", [False, True])
 def test_lives_are_the_same_block_by_block(caches: tuple[Target, Target], hits: bool) -> None:
-    """What `cache.life` times, once more: every table after every step, by the numbers of blocks."""
+    """Performs what `cache.life` times. In each step, both have the same block numbers in all tables."""
     for number in range(LIVES):
         lives = [life(target, f"{hits} {number}", 0 if hits else 1 + number, number) for target in caches]
         assert lives[0] == lives[1]
@@ -81,7 +81,7 @@ def test_lives_are_the_same_block_by_block(caches: tuple[Target, Target], hits: 
 
 
 def life(target: Target, name: str, token: int, output: int) -> list[Any]:
-    """Tokens found, and the tables after each step."""
+    """Run a request to its end. Returns the length of its hit, and its block tables in each step."""
     ask(target, "add", request=name, tokens=[token] * PROMPT, max_tokens=DECODES + 1, salt=None)
     told: list[Any] = []
     for computed in range(PROMPT, PROMPT + DECODES + 1):

@@ -1,6 +1,6 @@
-"""The reference does what stock vLLM 0.32.0 does, but for the differences of docs/differences.toml.
+"""The reference does what stock vLLM 0.32.0 does, except for the differences in docs/differences.toml.
 
-Runs by name, with KVREF_VLLM_PYTHON naming the interpreter of an environment with vLLM (`tox -e vllm`).
+These tests run by name. KVREF_VLLM_PYTHON names the interpreter of an environment with vLLM (`tox -e vllm`).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from kvref_strategies.workload import Description
 
 DOCUMENT = differences.load()
 EXAMPLES = {"MambaSpec": 200, "ChunkedLocalAttentionSpec": 60}
-"""More where differences are rare."""
+"""How many examples each spec class gets, if not `FEWEST`. Rare differences need more."""
 
 FEWEST = 25
 STEPS = 60
-"""Choices of an engine in an example, each of some operations."""
+"""How many decisions of the engine an example has. Each takes a few operations."""
 
 PLANNED = {"latent attention with a draft": 60}
 FEWEST_PLANNED = 20
-"""Examples of a family of models."""
+"""How many examples each family of models gets that `PLANNED` does not list."""
 
 
 @dataclass
 class Seen:
-    """How much was compared, and how the two differed."""
+    """How many answers were compared, and which deviations were found."""
 
     compared: int = 0
     known: Counter[str] = field(default_factory=Counter)
@@ -58,7 +58,7 @@ class Seen:
                 self.known[name] += 1
 
     def shortest(self) -> str:
-        """The deviation that it takes least to see, of those that are not listed."""
+        """The unlisted deviation with the fewest operations, as a message."""
         deviation, events = min(self.unlisted, key=lambda each: len(each[1]))
         lines = [f"{operation} {arguments}" for operation, arguments in events if operation != "cache.state"]
         return "\n".join([f"{len(self.unlisted)} unlisted, such as", *lines, str(deviation)])
@@ -96,13 +96,16 @@ def reference() -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def reference_here(reference: Target) -> Target:
-    """In this process, where answers come sooner; for caches alone, which change nothing else in it."""
+    """The reference in the test's own process, where it answers sooner. For caches only.
+
+    Operations of a cache change nothing else in the process.
+    """
     here = ReferenceTarget()
     return replace(reference, perform=lambda operation, arguments: answer(here, operation, arguments))
 
 
 def drawn(examples: int, example: Callable[[st.DataObject], None]) -> None:
-    """So many examples, the same ones each time."""
+    """Run the given number of examples, the same ones each time."""
     every = settings(
         max_examples=examples,
         database=None,
@@ -123,7 +126,7 @@ def compare_caches(ours: Target, theirs: Target, subject: str, examples: int) ->
         ahead, tight = data.draw(st.booleans()), data.draw(st.booleans())
         setup = caches.setups(data.draw, description, subject, reads_ahead=ahead)
         if tight:
-            # Where there is little room, and much is loaded, it shows what is counted.
+            # With little room and many loads, differences in counting show.
             loads = setup.max_encoder_tokens == 0
             setup = replace(setup, num_blocks=min(setup.num_blocks, 12), whole=True, loads=loads)
         choices = random.Random(data.draw(st.integers(0, CHOICES)))
@@ -154,7 +157,7 @@ def compare_plans(ours: Target, theirs: Target, family: str) -> Seen:
 
 @pytest.fixture(scope="module")
 def seen_of_caches(reference_here: Target, vllm: Target) -> dict[str, Seen]:
-    """By the class of layers that there is a cache for."""
+    """What was compared for each spec class that a cache can have."""
     known = caches.cache_subjects(reference_here.description).items()
     subjects = [name for name, reason in known if reason is None and name in vllm.classes]
     return {
@@ -196,7 +199,10 @@ def test_every_listed_difference_of_caches_is_there(seen_of_caches: dict[str, Se
 
 
 def test_much_is_compared(seen_of_caches: dict[str, Seen]) -> None:
-    """For each class thousands of operations; what cannot be made is compared once an example."""
+    """Thousands of operations for each class, except for a cache that vLLM cannot make.
+
+    That one fails in the first operation of each example.
+    """
     assert len(seen_of_caches) == 9
     few = {subject for subject, seen in seen_of_caches.items() if seen.compared < 3000}
     assert few == {"SinkFullAttentionSpec"}

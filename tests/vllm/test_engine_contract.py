@@ -1,6 +1,6 @@
-"""The scheduler in miniature can ask all that vLLM's own schedulers ask: docs/engine-contract.md.
+"""The mini-scheduler can make all calls that vLLM's own schedulers make (docs/engine-contract.md).
 
-Runs by name, with KVREF_VLLM_PYTHON naming the interpreter of an environment with vLLM (`tox -e vllm`).
+These tests run by name. KVREF_VLLM_PYTHON names the interpreter of an environment with vLLM (`tox -e vllm`).
 """
 
 import json
@@ -31,7 +31,7 @@ def recordings() -> list[dict[str, Any]]:
 
 
 def setup_of(engine: dict[str, Any]) -> Setup:
-    """The set-up of the mini-scheduler that is like the one which was recorded."""
+    """The mini-scheduler's setup for the recorded engine."""
     own = {name: engine[name] for name in Setup.__dataclass_fields__ if name in engine}
     groups = [
         {"spec": {"class": spec["kind"], "fields": spec}, "eagle": False, "kind": ""}
@@ -68,7 +68,7 @@ def test_the_recordings_have_all_that_the_contract_speaks_of(recordings: list[di
     assert any(call["args"]["delay"] for call in allocations)
     assert any(call["value"]["junction"] for call in asked["lookup"])
     assert {call["value"] for call in asked["reset"]} == {True, False}
-    # Preempted with tokens in flight; and output that came too late for that.
+    # Some requests were preempted with tokens in flight, and some of their output came after that.
     waiting = [call["args"] for call in asked["progress"] if call["args"]["computed"] == 0]
     assert any(told["in_flight"] for told in waiting)
     assert any(told["output"] for told in waiting)
@@ -114,7 +114,7 @@ def copies_are_not_taken(calls: list[Call]) -> list[Call] | None:
 
 
 def let_in_after_preemption(calls: list[Call]) -> list[Call] | None:
-    """Behind the `free` of a preemption, the preempted request is looked up in the same step."""
+    """The step that preempts a request also looks it up again."""
     for place, call in enumerate(calls):
         refused = call["op"] == "allocate" and call["value"]["added"] is None and not call["args"]["whole"]
         if refused and calls[place + 1]["op"] == "free":
@@ -156,9 +156,10 @@ def freed_twice(calls: list[Call]) -> list[Call] | None:
 def test_what_no_scheduler_asks_it_cannot_ask(
     recordings: list[dict[str, Any]], change: Callable[[list[Call]], list[Call] | None]
 ) -> None:
-    """Some recordings as they are and with one call changed, up to a little behind the change.
+    """The search can follow a recording, but not the same recording with one changed call.
 
-    Only those in which the calls show nearly all that was decided, for all decisions have to be tried.
+    It follows both up to 20 calls after the change. It has to try all decisions, so only recordings are used
+    in which the calls show nearly all of them.
     """
     tried = 0
     for recording in recordings:

@@ -1,6 +1,6 @@
-"""The tutorial, command by command in an empty folder, and with it the example plugin.
+"""Runs the tutorial, command by command in an empty folder, and with it the example plugin.
 
-What stands there is run and has to answer what stands there; `...` is whatever comes.
+Each command must print what the tutorial shows. `...` there stands for any text.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ TUTORIAL = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 PLUGIN = DOCS / "example-plugin"
 
 UNTIL = "2027-03-31"
-"""A day that is to come, for the reader."""
+"""A date in the tutorial's profile. The test replaces it by one that is still to come."""
 
 WHOLE = "kvref check"
 PART = f"{WHOLE} --laws 'spec.[cimu]*' --laws manager.window-kept --laws drift.signature --report shipped"
-"""What is run of all laws here: where the plugin's own classes are judged, without what takes long."""
+"""The part of `kvref check` that the test runs: laws of the plugin's own classes, without slow ones."""
 
 
 @dataclass
 class Step:
-    """A command, or lines to be added to the profile, with what the tutorial says that it answers."""
+    """A command, or lines to add to the profile, with the output that the tutorial shows."""
 
     command: str
     answer: str
@@ -62,10 +62,10 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """All of it in one shell, as a reader has it."""
+    """The tutorial, run by one shell, as a reader would."""
     folder = tmp_path_factory.mktemp("tutorial")
     later = str(datetime.date.today() + datetime.timedelta(days=30))
-    # What a command left in `$?` is there for the next one.
+    # `mark` keeps `$?`, which the next command may read.
     script = ["mark() { local code=$?; printf '\\n<%s>\\n' \"$1\"; return $code; }"]
     told = list(steps())
     for number, step in enumerate(told):
@@ -90,7 +90,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_the_tutorial_is_true(ran: Ran) -> None:
     checker, false = doctest.OutputChecker(), []
     for step, said in ran.answers:
-        # Before the next mark there is an empty line.
+        # A mark begins with a newline, which is not part of the output.
         if not checker.check_output(step.answer.rstrip("\n"), said.rstrip("\n"), doctest.ELLIPSIS):
             false.append(f"$ {step.command}\n{said}--- instead of ---\n{step.answer}")
     assert not false, "\n\n".join([*false, ran.errors])
@@ -120,7 +120,7 @@ def test_as_shipped_it_conforms(ran: Ran) -> None:
 def test_each_fault_is_found_by_the_law_that_is_told(
     ran: Ran, fault: str, found: tuple[str, str, str]
 ) -> None:
-    """And by that program, which names the plugin that it needs."""
+    """The finding has a program, which names the plugin that it needs."""
     report = ran.report(fault)
     (row,) = [row for row in report["laws"] if row["status"] not in ("holds", "not-applicable")]
     assert (row["id"], row["subject"], row["facet"], row["status"]) == (*found, "broken")

@@ -1,4 +1,4 @@
-"""vllm-rbln 0.12.0, a vendor's plugin, on the vLLM it is made for and on a later one.
+"""vllm-rbln 0.12.0, a vendor's plugin, on the vLLM that it was made for and on a later one.
 
 KVREF_RBLN and KVREF_VLLM_030 name folders that `.ci/vllm-env --beside` made (`tox -e vllm`).
 """
@@ -21,7 +21,7 @@ HOME = (
     "registry.stock-untouched",
     "registry.constructible",
 )
-"""What takes a minute or two; the other laws are of the registry, which the plugin leaves as it is."""
+"""Laws that take a minute or two. The others are about the registry, which the plugin does not change."""
 
 
 def laws(*globs: str) -> list[str]:
@@ -30,13 +30,13 @@ def laws(*globs: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def at_home() -> tuple[int, dict[str, Any]]:
-    """On vLLM 0.30.0, for which it was released."""
+    """The plugin on vLLM 0.30.0, for which it was released."""
     return kvref("vllm:rbln", *RBLN, *laws(*HOME), "--path", os.environ["KVREF_VLLM_030"])
 
 
 @pytest.fixture(scope="module")
 def later() -> tuple[int, dict[str, Any]]:
-    """On vLLM 0.32.0."""
+    """The plugin on vLLM 0.32.0."""
     return kvref("vllm:rbln", *RBLN, *laws("drift.*", "spec.merge-*"))
 
 
@@ -48,7 +48,7 @@ def test_it_fits_its_own_vllm(at_home: tuple[int, dict[str, Any]]) -> None:
 
 
 def test_its_spec_and_manager_are_judged(at_home: tuple[int, dict[str, Any]]) -> None:
-    """And no class of vLLM is, which is judged without the plugin."""
+    """vLLM's own classes are not judged here. They are judged in a check without the plugin."""
     report = at_home[1]
     for law in (
         "spec.merge-identity",
@@ -70,7 +70,10 @@ def test_what_vllm_breaks_is_not_held_against_it(at_home: tuple[int, dict[str, A
 
 
 def test_a_keyword_that_it_lacks_is_found(later: tuple[int, dict[str, Any]]) -> None:
-    """The coordinator of 0.32.0 calls two methods with keywords that 0.30.0 lacks; nothing else breaks."""
+    """In 0.32.0, the coordinator calls two methods with a keyword that the plugin's manager does not accept.
+
+    Nothing else breaks.
+    """
     code, report = later
     assert (code, report["target"]["version"]) == (1, "0.32.0")
     broken = {

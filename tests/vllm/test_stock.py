@@ -1,6 +1,6 @@
-"""Stock vLLM 0.32.0: what is known of it is found, and nothing else.
+"""Stock vLLM 0.32.0: kvref finds the known deviations, and nothing else.
 
-Runs by name, with KVREF_VLLM_PYTHON naming the interpreter of an environment with vLLM (`tox -e vllm`).
+These tests run by name. KVREF_VLLM_PYTHON names the interpreter of an environment with vLLM (`tox -e vllm`).
 """
 
 import os
@@ -24,12 +24,12 @@ UNAIDED = (
     "registry.constructible",
     "spec.merge-*",
 )
-"""Laws that are run without the baseline, to see that they find by themselves what that lists."""
+"""Laws that run without the baseline, which shows that they find its entries by themselves."""
 
 
 @pytest.fixture(scope="module")
 def unknowing(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], Path]:
-    """A run without a baseline."""
+    """A run without the baseline."""
     folder = tmp_path_factory.mktemp("stock") / "report"
     laws = [argument for law in UNAIDED for argument in ("--laws", law)]
     code, report = kvref("vllm", "--baseline", "none", "--report", str(folder), *laws)
@@ -44,23 +44,23 @@ def test_known_deviations_are_found_by_general_laws(unknowing: tuple[int, dict[s
     code, report, _ = unknowing
     assert code == 1
     assert report["verdict"] == "not conformant"
-    # A spec registered before anything else leaves the built-ins out.
+    # If a spec class is registered before anything else, the built-in classes stay unregistered.
     assert facets(report, "registry.order-free", "broken") == {("registry", "unknown")}
-    # Windowed MLA specs merge whatever their head sizes and block sizes; other classes do not.
+    # Windowed MLA specs merge although their head sizes or block sizes differ. Other classes do not.
     unequal = facets(report, "spec.merge-refuses-unequal", "broken")
     assert {("SlidingWindowMLASpec", "head_size"), ("SlidingWindowMLASpec", "block_size")} <= unequal
     for clean in ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MambaSpec"):
         assert (clean, "") in facets(report, "spec.merge-refuses-unequal", "holds")
-    # A stock layer takes a subclass's layer into its group, if it is listed first.
+    # If a stock layer is listed first, a layer of a subclass joins its group.
     assert ("FullAttentionSpec", "VendorSpec") in facets(report, "spec.merge-keeps-class", "broken")
-    # One manager lacks a keyword that all are made with.
+    # One manager lacks a keyword that every manager is called with.
     assert facets(report, "registry.constructible", "broken") == {("SinkFullAttentionSpec", "TypeError")}
-    # Refusals of the registry are asserts.
+    # The registry refuses with asserts.
     assert facets(report, "registry.refusals-survive-O", "broken") >= {("registry", "conflict")}
 
 
 def test_the_rest_holds(unknowing: tuple[int, dict[str, Any], Path]) -> None:
-    """The control: laws that vLLM keeps are seen to hold, so what breaks does not break for our own sake."""
+    """The control: other laws hold on vLLM, so the broken ones are not broken by a mistake of kvref."""
     report = unknowing[1]
     for law in ("registry.nearest-base", "registry.conflict-refused"):
         assert {(row["status"], row["examples"] > 0) for row in rows(report, law)} == {("holds", True)}
@@ -69,7 +69,7 @@ def test_the_rest_holds(unknowing: tuple[int, dict[str, Any], Path]) -> None:
 
 
 def test_programs_show_it_with_vllm_alone(unknowing: tuple[int, dict[str, Any], Path]) -> None:
-    """One of each law; the check has run them all, in processes in which kvref cannot be imported."""
+    """Run one program of each broken law in a new interpreter. The check ran them in forks of its host."""
     _, report, folder = unknowing
     broken = {row["id"]: folder / row["repro"] for row in report["laws"] if row["status"] == "broken"}
     programs = list(broken.values())
@@ -83,7 +83,7 @@ def test_programs_show_it_with_vllm_alone(unknowing: tuple[int, dict[str, Any], 
 
 
 def test_the_environment_has_no_kvref() -> None:
-    """What the programs are run with cannot lean on the suite."""
+    """So the programs cannot use the suite."""
     find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('kvref_conformance') is not None)"
     assert subprocess.run([PYTHON, "-I", "-c", find], check=False).returncode == 0
 

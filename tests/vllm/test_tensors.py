@@ -1,7 +1,7 @@
-"""Memory of caches as stock vLLM lays it out, with addresses worked out by hand.
+"""How stock vLLM lays out the memory of caches. The expected addresses were worked out by hand.
 
-Runs by name, with KVREF_VLLM_PYTHON naming the interpreter of an environment with vLLM 0.32.0, and 0.22.1
-prepared beside it (`tox -e vllm`).
+These tests run by name. KVREF_VLLM_PYTHON names the interpreter of an environment with vLLM 0.32.0. Release
+0.22.1 must be prepared (`tox -e vllm`).
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ from kvref_conformance.processes.session import Session
 from kvref_conformance.running.loading import prepare
 
 Ask = Callable[..., Any]
-"""Performs an operation and tells its value."""
+"""Performs an operation and returns its value. Raises `Refused`."""
 
 PAGE = 64
-"""Bytes of 4 tokens with 2 heads, each with 2 values of 2 bytes for K and as many for V."""
+"""The bytes of 4 tokens with 2 heads. Each head has 2 values of 2 bytes for K, and 2 for V."""
 
 BLOCKS = 3
 
@@ -36,7 +36,7 @@ STATES = {
 
 
 class Refused(Exception):
-    """The operation raised."""
+    """The operation raised an exception."""
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def test_where_the_second_of_two_layers_is(vllm: Ask, layout: str, offset: int, 
 
 
 def test_what_a_layer_writes_is_in_the_rows(vllm: Ask) -> None:
-    """Pages in the order of the view: each row is the page of a layer."""
+    """The layers' pages lie in the order of their views, so each row is one page of one layer."""
     allocate(vllm, full(), full(), layout="LBHNC")
     registered = vllm("canonical.register")
     assert [(each["offset"], each["shape"], each["strides"]) for each in registered["tensors"]] == [
@@ -124,14 +124,14 @@ def test_what_a_layer_writes_is_in_the_rows(vllm: Ask) -> None:
 
 
 def test_what_is_written_to_a_row_is_in_the_layers(vllm: Ask) -> None:
-    """Blocks outermost, and tokens before heads: a row has the pages of both, which views read otherwise."""
+    """The layout puts blocks first, and tokens before heads. A row has the pages of both layers."""
     allocate(vllm, full(), full(), layout="BLNHC")
     registered = vllm("canonical.register")
     assert [each["shape"] for each in registered["tensors"]] == [[BLOCKS, 2 * PAGE]]
     assert registered["groups"] == [[{"tensor": 0, "page_size_bytes": 2 * PAGE}]]
     row = bytes.fromhex(vllm("canonical.write", tensor=0, row=1, seed=3))
     page = row[PAGE:]
-    # A cell has 8 bytes; in memory those of both heads of a token are side by side.
+    # A cell has 8 bytes. Memory has both heads of a token side by side, `read` has one head after the other.
     cells = [page[16 * token + 8 * head :][:8] for head in (0, 1) for token in range(4)]
     assert bytes.fromhex(vllm("tensors.read", layer="layer.1", block=1)) == b"".join(cells)
 
@@ -152,7 +152,7 @@ def test_a_layer_that_shares_has_the_cache_of_its_target(vllm: Ask) -> None:
     assert told["layers"]["layer.2"] == told["layers"]["layer.1"]
     written = vllm("tensors.write", layer="layer.2", block=1, seed=2)
     assert vllm("tensors.read", layer="layer.1", block=1) == written
-    # Connectors do not get it.
+    # Connectors do not get the sharing layer.
     assert [len(refs) for refs in vllm("canonical.register")["groups"]] == [2]
 
 
@@ -166,7 +166,7 @@ def test_blocks_of_a_kernel_are_halves(vllm: Ask) -> None:
 
 
 def test_what_vllm_refuses_is_refused(vllm: Ask) -> None:
-    """Layers with other heads and a layout that takes heads apart: no engine would begin."""
+    """The layers have different numbers of heads, and the layout takes heads apart. No engine would start."""
     with pytest.raises(Refused, match=r"^ValueError: .* need a block-compact layout"):
         allocate(vllm, full(), full(num_kv_heads=4), layout="LHBNC")
 
@@ -179,7 +179,7 @@ def test_layers_that_share_join_groups(vllm: Ask) -> None:
 
 
 def test_k_of_all_blocks_comes_first_in_an_older_release() -> None:
-    """Each layer has an allocation there, which is two of rows: one for K, one for V."""
+    """In 0.22.1, each layer has its own buffer, and a tensor each for K and V in the canonical view."""
     worker, _ = prepare("vllm==0.22.1", None, python=None, paths=(), stubs=())
     with performing(worker) as ask:
         told = allocate(ask, full(), full(), layout="LKBNHC", buffers="each")

@@ -1,6 +1,6 @@
-"""Releases of stock vLLM side by side: what is known to differ between them is found by general laws.
+"""Releases of stock vLLM side by side. General laws find the known differences between them.
 
-`kvref hosts prepare` has prepared them all (`tox -e vllm`). They run without a baseline.
+`kvref hosts prepare` has prepared the releases (`tox -e vllm`). They run without a baseline.
 """
 
 import io
@@ -25,25 +25,25 @@ LATENT = "SlidingWindowMLASpec"
 FULL = "FullAttentionSpec"
 EVERY = "KVREF_EVERY_RELEASE" in os.environ
 CHECKED = VERSIONS if EVERY else ("0.22.1", "0.25.1", "0.32.0")
-"""The oldest one, one from the middle, and the newest take minutes; all of them an hour and more."""
+"""The oldest release, one from the middle and the newest take minutes. All of them take more than an hour."""
 
 SEEDS = range(10) if EVERY else range(1)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A deviation that some releases have and others have not, and what shows that it is looked for."""
+    """A deviation that the releases `bad` have, and the releases `clean` do not have."""
 
     law: str
     subject: str
-    """A glob: any of the subjects may show it."""
+    """A glob. At least one of the subjects that match must show the deviation."""
     facet: str
     bad: tuple[str, ...]
     clean: tuple[str, ...]
     control: str = ""
-    """A subject for which the law holds in each release that has it."""
+    """A subject for which the law holds in each release that has this subject."""
     depth: str = "quick"
-    """At which every seed shows it."""
+    """The depth at which every seed shows the deviation."""
 
 
 WITH_REGISTRY = tuple(version for version in VERSIONS if version != "0.22.1")
@@ -51,7 +51,7 @@ UP_TO_0_25 = ("0.22.1", "0.23.0", "0.25.1")
 FROM_0_26 = tuple(version for version in VERSIONS if version not in UP_TO_0_25)
 
 WITH_LAYOUTS = ("0.30.0", "0.32.0")
-"""In which heads may come before blocks in memory."""
+"""Releases with layouts that can put heads before blocks."""
 
 ROWS = [
     Row("registry.order-free", "registry", "unknown", WITH_REGISTRY, ()),
@@ -97,15 +97,15 @@ ROWS = [
 ]
 
 LAWS = {"pool.reuse-order": "quick", **{row.law: row.depth for row in ROWS}}
-"""Each with its depth."""
+"""The laws to check, each with its depth."""
 
 SUBJECTS = tuple(sorted({subject for row in ROWS for subject in (row.subject, row.control) if subject}))
-"""What is looked at with other seeds than the first, with which everything is."""
+"""The subjects that run with every seed. The first seed runs all subjects."""
 
 
 @cache
 def reports_of(version: str) -> list[dict[str, Any]]:
-    """A report for each seed, from one process that has loaded the release."""
+    """One report for each seed, all from one host that has loaded the release."""
     worker, _ = prepare(f"vllm=={version}", None, python=None, paths=(), stubs=())
     reports = []
     with progress(Console(file=io.StringIO())) as watcher, loaded(worker, tuple(LAWS), watcher) as one:
@@ -133,7 +133,7 @@ CASES = [
     pytest.param(version, row, id=f"{version}-{row.law}-{row.subject}")
     for version in CHECKED
     for row in ROWS
-    # Some releases have nothing that the law could judge.
+    # In some releases the law has nothing to judge.
     if version in (*row.bad, *row.clean)
 ]
 
@@ -141,7 +141,7 @@ CASES = [
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("version", "row"), CASES)
 def test_what_is_known_to_differ(version: str, row: Row, seed: int) -> None:
-    """Bad releases break the law, clean ones do not, though it was judged there; and the control holds."""
+    """Bad releases break the law. Clean ones do not, although the law judged them. The control holds."""
     report = report_of(version, seed)
     broken = {
         subject
@@ -167,7 +167,7 @@ def test_it_is_the_release_that_was_asked_for(checked: tuple[str, dict[str, Any]
 
 
 def test_the_order_of_registrations(checked: tuple[str, dict[str, Any]]) -> None:
-    """Broken wherever there is a registry."""
+    """The law is broken in each release that has a registry."""
     version, report = checked
     state = "not-applicable" if version == "0.22.1" else "broken"
     assert {row["status"] for row in report["laws"] if row["id"] == "registry.order-free"} == {state}
@@ -196,7 +196,7 @@ def test_numbers_and_references_that_make_no_sense(checked: tuple[str, dict[str,
 
 
 def test_blocks_are_reused_as_declared(checked: tuple[str, dict[str, Any]]) -> None:
-    """Which is another order in older releases."""
+    """Older releases declare another order."""
     version, report = checked
     unkeyed = "last" if is_before(version, "0.25.1") else "first"
     assert report["target"]["capabilities"]["reuse_order"] == {"unkeyed": unkeyed, "keyed": "last"}

@@ -123,6 +123,8 @@ def menu(info: SpecClassInfo, field: str) -> Sequence[Any]:
         if field in KINDS.get(ancestor, {}):
             return KINDS[ancestor][field]
     values = MENUS.get(field, [])
+    if isinstance(default, bool) and not values:
+        return [not default]
     if isinstance(default, dict) and "enum" in default:
         return [{**default, "name": name.upper()} for name in values]
     return values

@@ -230,6 +230,7 @@ def _judge(law: Law, stage: Stage, findings: dict[str, Any], worked: bool = True
         found["substantial"] += judged and worked
     except LawBroken as broken:
         found["examples"] += 1
+        found["substantial"] += 1
         found["first"] = found["first"] or {
             "examples": findings["examples"],
             "seconds": findings["seconds"] + findings["driven_seconds"],

@@ -42,8 +42,8 @@ class Hit(TypedDict):
     tokens: int
     blocks: list[list[int]]
     hashes: list[str]
-    """The request's block hashes, one for each `hash_block_size` tokens. A key in `CacheState` is a block hash,
-    followed by "/" and the number of the group."""
+    """The request's block hashes, one for each `hash_block_size` tokens. A key in `CacheState` is a block
+    hash, followed by "/" and the number of the group."""
     junction: NotRequired[int]
     """The length in tokens of a longer prefix that other requests share but that some group has not cached; 0
     if there is none. The scheduler ends a step there, so that the group can cache its recurrent state."""
@@ -169,7 +169,7 @@ class CachePart(Protocol):
         ...
 
     def block_ids(self, request: str) -> list[list[int]]:
-        """Return the block table of each group as the model runner gets it. This is vLLM's `get_block_ids`."""
+        """Return the block table of each group, as a model runner gets it. vLLM's `get_block_ids`."""
         ...
 
     def cache_blocks(self, request: str, computed: int) -> None:

@@ -41,8 +41,8 @@ class FieldInfo(TypedDict):
     name: str
     default: NotRequired[Json]
     values: NotRequired[list[Json]]
-    """The values that kvref should draw, the simplest first. If the list is empty, the field keeps its default.
-    If the list is absent, kvref chooses values by the name of the field."""
+    """The values that kvref should draw, the simplest first. If the list is empty, the field keeps its
+    default. If the list is absent, kvref chooses values by the name of the field."""
 
 
 class SpecClassInfo(TypedDict):

@@ -60,7 +60,7 @@ class Caches(TypedDict):
 
 
 class TensorsPart(Protocol):
-    """Allocates the memory of a cache, and writes and reads it. Each `allocate` replaces the previous cache."""
+    """Allocates, writes and reads the memory of a cache. Each `allocate` replaces the previous cache."""
 
     def allocate(
         self,
@@ -80,8 +80,8 @@ class TensorsPart(Protocol):
             layout: a memory layout, one of those that the capability `layouts` lists.
             buffers: `"each"` allocates a buffer for each tensor of the plan, `"one"` a single buffer for all.
                 kvref uses only the values that the capability `buffers` lists.
-            kernel_block_size: tokens in a kernel block, for attention layers whose block size is a multiple of
-                this number. None: kernels use whole blocks.
+            kernel_block_size: tokens in a kernel block, for attention layers whose block size is a multiple
+                of this number. None: kernels use whole blocks.
             sharing: the layers that own no cache, each with the layer whose cache it shares.
             device: the name of a torch device.
         """
@@ -119,8 +119,8 @@ class TensorsPart(Protocol):
     ) -> list[list[int]]:
         """Read the slots through the layer's views, and return those that do not hold the expected mark.
 
-        `marks` has the expected mark of each slot. A wrong slot is returned as [its index in `slots`, the mark
-        that it holds]. This mark is -1 if the slot holds no mark, or several marks.
+        `marks` has the expected mark of each slot. A wrong slot is returned as [its index in `slots`, the
+        mark that it holds]. This mark is -1 if the slot holds no mark, or several marks.
 
         Args:
             told: a note for people who read the trace. Targets ignore it.

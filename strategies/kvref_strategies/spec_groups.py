@@ -60,7 +60,7 @@ def uniformity(draw: Draw, stage: Stage, description: Description, subject: str)
 def _draw_lists(
     draw: Draw, stage: Stage, description: Description, subject: str, vendors: list[str]
 ) -> Iterator[list[SpecDescriptor]]:
-    """Yield the list of `_draw_specs`, then perhaps pairs of specs of the subject that differ in one field."""
+    """Yield the list of `_draw_specs`, then perhaps pairs of the subject that differ in one field."""
     yield _draw_specs(draw, stage, description, subject, vendors)
     if draw(st.booleans()):
         for first, second in draw(perturbations(class_info(description, subject), mergeable=True)):

@@ -255,7 +255,7 @@ class Model:
     """The largest page size of all layers, in bytes."""
 
     def memory(self, draw: Draw) -> int:
-        """Draw a memory size in bytes, enough for a few requests. The last bytes may not make a whole block."""
+        """Draw a memory size in bytes, enough for a few requests. It need not be a whole number of blocks."""
         blocks = draw(st.sampled_from([64, 100, 40]))
         return blocks * len(self.layers) * self.page + draw(st.sampled_from([0, 1, 1000]))
 

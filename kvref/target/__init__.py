@@ -159,7 +159,7 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> Mapping[str, Json]:
-        """The declared capabilities by name: in what ways the implementation differs (docs/profile.md)."""
+        """The value of each capability that the implementation declares, by name (docs/profile.md)."""
         ...
 
     @property

@@ -26,7 +26,6 @@ class PoolCalls(NamedTuple):
     find: Callable[[Any, Sequence[int]], object]
     """Look up a block hash in each of these groups. Returns None if a group has no block with this hash."""
     num_free: Callable[[], int]
-    """Return the number of free blocks."""
     take_events: Callable[[], object]
     """Return the events since the last call."""
     request: Callable[[Sequence[int]], Any]
@@ -43,7 +42,6 @@ class CacheCalls(NamedTuple):
     request: Callable[[str, Sequence[int]], Any]
     """Make a request with this name and prompt, and compute its block hashes."""
     new_step: Callable[[], object]
-    """Begin a step."""
     find: Callable[[Any], Sequence[Any]]
     """vLLM's `get_computed_blocks`: return a sequence that begins with the blocks and tokens of the hit."""
     allocate: Callable[..., object]
@@ -64,7 +62,7 @@ class BenchCall(NamedTuple):
     run: Callable[[Any], Any]
     """Do the work. kvref times this."""
     size: Callable[[Any], int]
-    """Return the size of a result of `run`. By the sizes kvref sees whether two targets do the same work."""
+    """Return the size of a result of `run`. If two targets do the same work, their results have one size."""
 
 
 class BenchPart(Protocol):

@@ -17,7 +17,8 @@ class CacheGroup(TypedDict):
     eagle: bool
     """Whether the group has layers of a draft model."""
     kind: NotRequired[str]
-    """A spec class, such as "SlidingWindowSpec". The laws judge the group by its rules. Targets ignore it."""
+    """A spec class, such as "SlidingWindowSpec". The laws apply the rules of this class. Targets ignore
+    it."""
 
 
 class CacheShape(TypedDict):
@@ -28,7 +29,7 @@ class CacheShape(TypedDict):
     reserved: list[int]
     """Other blocks that the cache never allocates to requests."""
     alignment: int
-    """The tokens of a prefix hit are a multiple of this number."""
+    """The number of tokens in a prefix hit is always a multiple of this number."""
     caps: list[int | None]
     """For each group, the most blocks that admission expects a request to hold. None: there is no such limit,
     so a request may hold a block for all of its tokens."""
@@ -79,11 +80,11 @@ class CacheEvent(TypedDict):
     group: NotRequired[int]
     """The number of the group whose blocks were cached or lost their keys."""
     parent: NotRequired[str | None]
-    """Only for "stored": the hash of the block before the first one. None if that is the request's first."""
+    """The hash of the block before the first stored block. None if that is the first of its request."""
     tokens: NotRequired[list[int]]
-    """Only for "stored": the tokens in the blocks."""
+    """The tokens in the stored blocks."""
     block_size: NotRequired[int]
-    """Only for "stored": the tokens in each block."""
+    """The number of tokens in a stored block."""
 
 
 class CacheState(PoolState):
@@ -150,7 +151,7 @@ class CachePart(Protocol):
 
         Args:
             hit: the hit that the preceding look-up of this request returned.
-            lookahead: more tokens to allocate for after the new ones, if a draft model has its own cache.
+            lookahead: how many tokens after the new ones need slots, too. A draft model uses these slots.
             external: the number of tokens after the hit that a connector loads.
             delay: do not cache the blocks now, because a later `cache_blocks` does.
             encoder: the number of the request's encoder tokens.

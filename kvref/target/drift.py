@@ -12,7 +12,7 @@ from kvref.target.specs import SpecDescriptor
 
 
 class PluginInfo(TypedDict):
-    """The plugin that a core runs with."""
+    """A plugin that runs with the core."""
 
     name: str
     version: str
@@ -114,7 +114,7 @@ class DriftPart(Protocol):
         ...
 
     def start(self) -> None:
-        """Run the code of the core in which a plugin may replace names: what precedes the configuration."""
+        """Run what an engine runs before it makes its configuration. A plugin may replace names there."""
         ...
 
     def replaced(self, packages: Sequence[str]) -> list[Replaced]:

@@ -40,9 +40,10 @@ class HashingPart(Protocol):
     """
 
     def block_hashes(self, content: Content, hash_block_size: int) -> list[str]:
-        """Return a request's hashes in hexadecimal: one for each `hash_block_size` tokens that are complete.
+        """Return the hash of each full hash block of a request, in hexadecimal.
 
-        Each hash covers all tokens from the beginning of the request.
+        A hash block has `hash_block_size` tokens. Its hash covers all tokens from the beginning of the request
+        to the end of the hash block.
         """
         ...
 

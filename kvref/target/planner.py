@@ -67,7 +67,7 @@ class BlockSizes(TypedDict):
 
     groups: list[PlannedGroup]
     scheduler_block_size: int
-    """The tokens of a prefix hit are a multiple of this size."""
+    """The number of tokens in a prefix hit is always a multiple of this size."""
     hash_block_size: int
     """Tokens from one block hash of a request to the next."""
     said: list[str]
@@ -75,10 +75,10 @@ class BlockSizes(TypedDict):
 
 
 class Constructed(TypedDict):
-    """The block sizes in use after a cache manager was made.
+    """The block sizes that the objects of a new cache manager use.
 
-    Both are by the name of the object that uses the size, such as "the pool". Leave out objects that do not
-    show their size.
+    Each field maps the name of an object, such as "the pool", to the size that this object uses. Leave out
+    objects that do not show their size.
     """
 
     scheduler_block_size: dict[str, int] | None

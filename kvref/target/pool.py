@@ -27,7 +27,7 @@ class PoolState(TypedDict):
     refs: list[int]
     """The reference count of each block, by block number."""
     keys: dict[str, list[str]]
-    """The keys of each cached block. The block's number is text. A key is a text made from hash and group."""
+    """The keys of each cached block, by its number as text. A key is a string made from hash and group."""
     found: dict[str, list[int]]
     """For each key in the prefix-cache index: the blocks that the index lists under the key."""
 

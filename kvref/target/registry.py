@@ -40,7 +40,7 @@ class Races(TypedDict):
     """
 
     orders: list[Json]
-    """Observations of sequential runs: one run for each order of all steps that keeps each thread's order."""
+    """Observations of sequential runs, one for each way to interleave the steps of the threads."""
     races: list[Json]
     """Observations of concurrent runs."""
 

@@ -1,4 +1,4 @@
-"""The part `sharing`: some layers own no KV cache, but share that of another layer."""
+"""The part `sharing`: layers that own no KV cache, but share the cache of another layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias, TypedDict
 
 Pair: TypeAlias = list[str]
-"""A sharing layer and its target, which is the layer whose cache it shares. The target may share, too."""
+"""A sharing layer and its target, the layer whose cache it shares. The target may be a sharing layer, too."""
 
 
 class Joined(TypedDict):

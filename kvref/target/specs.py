@@ -113,7 +113,7 @@ class SpecsPart(Protocol):
         ...
 
     def twins(self, spec: SpecDescriptor) -> Twins:
-        """Build the spec twice, and compare the two specs and their hashes. Fails if a spec has no hash."""
+        """Build the spec twice, and compare the specs and their hashes. Raises if specs are not hashable."""
         ...
 
     def mutable_fields(self, spec: SpecDescriptor) -> list[str]:

@@ -26,16 +26,16 @@ KINDS = (
     "CrossAttentionSpec",
     "MambaSpec",
 )
-"""The kinds of layers whose rules the laws of the cache know, by spec class.
+"""The kinds of layers whose rules the laws know. A kind has the name of a spec class.
 
-Other spec classes are of the kind of their nearest ancestor in this list.
+Classes that derive from it are of the same kind, unless a nearer ancestor names another kind.
 """
 
 OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec", "KpoolTailSpec")
-"""The kinds whose rules the laws do not know. Their spec classes may derive from one in `KINDS`."""
+"""The kinds whose rules the laws do not know."""
 
 COMPANION = "FullAttentionSpec"
-"""The spec class of groups that do not have the spec class of the subject."""
+"""The spec class of the groups that a cache may have besides groups of the subject."""
 
 UNKNOWN_KIND = "kvref does not know the rules of its kind"
 """The reason why kvref makes no cache for a class."""
@@ -48,7 +48,7 @@ WINDOWS = [4, 2, 3, 6, 9]
 
 
 def kind_of(info: SpecClassInfo) -> str | None:
-    """The kind, one of `KINDS`, of a spec class. None if the laws do not know the rules of its kind."""
+    """The kind of a spec class, if it is one of `KINDS`. Else None."""
     nearest = next((name for name in info["mro"] if name in (*KINDS, *OTHER_KINDS)), None)
     return nearest if nearest in KINDS else None
 

@@ -222,10 +222,7 @@ class Engine:
 
 
 class ConnectorMachine(Machine):
-    """Runs an engine.
-
-    In each call of the rule, the engine takes one of the actions that are then possible.
-    """
+    """Runs an engine. Each call of the rule makes the engine take one of the possible actions."""
 
     @initialize(num_blocks=st.integers(2, MAX_BLOCKS), host_blocks=st.integers(1, MAX_HOST_BLOCKS))
     def start(self, num_blocks: int, host_blocks: int) -> None:

@@ -33,7 +33,10 @@ Pick = Callable[[int], int]
 
 
 class Digits:
-    """Makes decisions by the digits of a number, the last digit first. After the last one all are 0."""
+    """Makes decisions by the digits of a number, the lowest digit first.
+
+    If none is left, it decides for 0.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -128,7 +131,7 @@ class Request:
     junction: int = 0
     """Where a step should end, because other requests share the tokens up to there (as in a `Hit`)."""
     stale: int = 0
-    """How many tokens were submitted before a preemption and are still in flight. They are not `computed`."""
+    """How many tokens were submitted before a preemption and are still in flight. Not part of `computed`."""
     dropped: bool = False
     """Whether the output of the stale tokens is dropped. Otherwise it is appended like other output."""
     encoder: int = 0
@@ -271,7 +274,7 @@ class Engine:
         return not request.loading and (request.dropped or not request.stale)
 
     def _may_be_loaded(self, request: Request) -> bool:
-        """Whether a waiting request is loading, and the load may end now. It cannot end in its first step."""
+        """Whether a waiting request is loading, and the load began in an earlier step, so that it may end."""
         return request.loading and (self.step is None or request not in self.step.loading)
 
     def _admissible(self) -> list[Request]:
@@ -416,7 +419,7 @@ class Engine:
                 return
 
     def _victim(self, step: Step, pick: Pick) -> Request:
-        """The request to preempt. This is the last running request or, with priorities, a picked one."""
+        """The request to preempt: the last running request or, with priorities, one that `pick` selects."""
         if not self.setup.priority:
             return self.running[-1]
         scheduled = [] if self.setup.withdraws else [each.request for each in step.scheduled]
@@ -430,7 +433,7 @@ class Engine:
         return self.setup.max_num_batched_tokens - self._open_step().tokens
 
     def _chunk(self, request: Request, start: int, missing: int, pick: Pick) -> int:
-        """How many of the missing tokens to compute. Half of the time, these fill the step if possible."""
+        """How many of the missing tokens to compute: half of the time, as many as the step has room for."""
         most = min(missing, self._budget())
         new = most if most <= 0 or pick(2) == 0 else 1 + pick(most)
         return self._aligned(request, start, new)
@@ -575,7 +578,7 @@ class Engine:
     def _used_hit(self, hit: Hit, external: int) -> Hit:
         """The part of the hit that the request uses.
 
-        If tokens are loaded after the hit, it is cut to a multiple of the scheduler block size.
+        If tokens are loaded after the hit, the hit is cut to a multiple of the scheduler block size.
         """
         tokens, blocks, unit = hit["tokens"], hit["blocks"], self.setup.scheduler_block_size
         if external and tokens % unit:

@@ -13,7 +13,7 @@ from kvref_strategies.engine import CHOICES, NEEDED, Digits, Engine, Setup
 from kvref_strategies.workload import Description, Draw, Driven, Stage, Workload
 
 LOADING = ("loaded", "fail", "admit", "close", "output", "run", "arrive", "abort")
-"""The actions of an `Engine` that start and end loads, the most frequent first."""
+"""The actions of an `Engine` that lead to loads and end them. The first ones are chosen most often."""
 
 ROOMY = 100
 """The number of blocks: enough for every load."""
@@ -76,7 +76,7 @@ def _load(stage: Stage, description: Description, setup: Setup, choices: Iterabl
 
 
 def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
-    """Draw the setup for `drive`. It is empty if `loading_setups` returns none."""
+    """Draw the setup for `drive`. The setup is empty if `loading_setups` returns None."""
     setup = loading_setups(draw, description, subject)
     return {} if setup is None else asdict(setup)
 

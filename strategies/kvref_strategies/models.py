@@ -33,8 +33,7 @@ Specs = Callable[[Draw, Stage, Description], list[SpecDescriptor]]
 class Family:
     """A family of models: the spec classes that the models need, and a function that draws the specs.
 
-    `registered` is true if the models need the target's registry, because a vendor registers a class of
-    theirs.
+    `registered` is true if a vendor registers one of the classes. Then the target must have a registry.
     """
 
     classes: tuple[str, ...]
@@ -60,7 +59,7 @@ def _attention(draw: Draw) -> dict[str, Any]:
 
 
 def _other_heads(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields, perhaps with another number or another size of heads. In some models, layers differ so."""
+    """The fields, perhaps with another number or size of heads. Layers of some models differ in this."""
     changed = draw(st.sampled_from([{}, {"num_kv_heads": 4}, {"head_size": 64}, {"num_kv_heads": 3}]))
     return {**fields, **changed}
 
@@ -244,13 +243,12 @@ def lacking(description: Description, classes: tuple[str, ...]) -> str | None:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that was drawn."""
+    """The drawn layers of a model."""
 
     layers: dict[str, SpecDescriptor]
     """The spec of each layer, by name."""
     numbers: dict[str, int]
-    """A drawn number for each layer, by name. Each workload gives it a meaning: a pipeline stage, for
-    example."""
+    """A drawn number for each layer, by name. A workload may use it as the pipeline stage, for example."""
     page: int
     """The largest page size of all layers, in bytes."""
 

@@ -24,8 +24,8 @@ MAX_BLOCKS = 12
 CHOICE = st.integers(0, 2**12 - 1)
 """The number that decides an action: four bits each for which action, on what, and how.
 
-Hypothesis reduces a single number best, and draws it fastest as the argument of a rule. So the range of the
-number does not depend on the actions that are possible.
+Hypothesis reduces a single number best. The number is an argument of the rule, because Hypothesis draws these
+fastest. So its range cannot depend on which actions are possible.
 """
 
 CONTENTS = ([0, 0], [0, 1])
@@ -46,7 +46,7 @@ class Table:
     def fill(self, end: int, content: int) -> list[int]:
         """Return the tokens of the first `end` blocks.
 
-        Any of these without tokens get `CONTENTS[content]`.
+        Blocks whose tokens are not chosen yet get the tokens `CONTENTS[content]`.
         """
         while len(self.tokens) < end * BLOCK_SIZE:
             self.tokens += CONTENTS[content]
@@ -67,8 +67,7 @@ class Engine:
         self.numbers: list[str] = declared.get("block_numbers", [])
         self.tables: list[Table] = []
         self.prompts: list[tuple[int, list[int]]] = []
-        """What has been cached: the group, and the tokens up to the end of a block or to a place within
-        it."""
+        """The group and the tokens of everything that has been cached. The last block may not be full."""
         self.keyed: set[int] = set()
         """The cached blocks."""
         self.num_blocks = draw(st.integers(3, MAX_BLOCKS))

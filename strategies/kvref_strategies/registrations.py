@@ -107,10 +107,10 @@ class ClassTree:
 
 
 class RegistrationMachine(Machine):
-    """Defines, registers, overrides and looks up classes, and remembers what it has registered.
+    """Defines, registers, overrides and looks up classes.
 
-    So it knows which registrations are legal. The laws judge whether the target agrees. Look-ups before and
-    after a call show what the call changed.
+    The machine remembers what it has registered, so it knows which registrations are legal. The laws judge
+    whether the target agrees. Look-ups before and after a call show what the call changed.
 
     The machine has only one rule: if it had several, Hypothesis would leave some of them out of an example.
     The rule makes only two draws: the kind of action, and one of the ways to do it. Hypothesis reduces steps
@@ -385,9 +385,9 @@ def _is_early(call: Step, later: list[Step]) -> bool:
 def processes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Make the same registrations in the same order in two processes, then look up the same classes in both.
 
-    The second process does more before: it looks up classes between registrations, defines more classes, and
-    may initialise the registry twice. So the number of classes, their memory addresses and the earlier
-    look-ups differ from the first process.
+    The second process also looks up classes between the registrations, defines more classes, and may
+    initialise the registry twice. So its classes have other memory addresses and another number, and look-ups
+    came earlier.
     """
     start = draw_start(draw, description)
     looked_up = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))

@@ -1,4 +1,9 @@
-"""Layers that share the caches of other layers. In illegal examples, some of them lead to no cache."""
+"""Layers that share the caches of other layers.
+
+Each sharing layer has a target, the layer whose cache it uses. The target may be a sharing layer, too. If you
+go from target to target, a legal sharing layer *leads* to a layer that owns a cache. In illegal examples,
+some sharing layers lead into a cycle, or to a layer that has no cache.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +76,7 @@ def _listings(draw: Draw, targets: list[int], owners: int) -> tuple[Pairs, Pairs
 
 
 def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Add sharing layers to groups. Every target is an owner, or leads to one over other sharing layers.
+    """Add sharing layers to groups. Each of them leads to a layer that owns a cache.
 
     First each sharing layer is listed after its target, then the list has any order. Perhaps add the layers
     twice, as an engine with a draft model does.

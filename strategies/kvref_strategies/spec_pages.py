@@ -20,7 +20,7 @@ from kvref_strategies.specs import (
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 IN_FLIGHT = [128, 1, 16, 2048]
-"""How many tokens may be in flight."""
+"""The values of `max_in_flight_tokens`."""
 
 ENCODER_TOKENS = 1500
 

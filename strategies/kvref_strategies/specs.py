@@ -304,8 +304,8 @@ def perturbations(
 ) -> list[tuple[SpecDescriptor, SpecDescriptor]]:
     """Draw pairs of legal specs of the class. The two specs of a pair differ in one field.
 
-    Each pair differs in another field. The two specs of a pair may not share a group. With `mergeable`, there
-    may also be a pair of a spec with a window and a spec without one, which may share a group.
+    Each pair differs in another field. Two specs that differ so may not share a group. With `mergeable`, one
+    pair may have a window in one spec and none in the other. Those two may share a group.
     """
     spec = draw(descriptors(info, often=tuple(field["name"] for field in info["fields"])))
     choices = {f["name"]: _distinct_values(info, f, mergeable) for f in info["fields"]}
@@ -329,9 +329,9 @@ def perturbations(
 
 
 def _distinct_values(info: SpecClassInfo, field: FieldInfo, mergeable: bool) -> Sequence[Any]:
-    """The values of the field.
+    """The values of the field to draw pairs from.
 
-    With `mergeable`, specs with two different values of these may share a group.
+    Without `mergeable`, two specs that differ in two of these values may not share a group.
     """
     values = menu(info, field["name"])
     if not values or is_required(field) or (field["name"] in OPTIONAL_WINDOWS and not mergeable):

@@ -42,8 +42,8 @@ class HashingPart(Protocol):
     def block_hashes(self, content: Content, hash_block_size: int) -> list[str]:
         """Return the hash of each full hash block of a request, in hexadecimal.
 
-        A hash block has `hash_block_size` tokens. Its hash covers all tokens from the beginning of the request
-        to the end of the hash block.
+        A hash block has `hash_block_size` tokens. Its hash covers all tokens from the beginning of the
+        request to the end of the hash block.
         """
         ...
 

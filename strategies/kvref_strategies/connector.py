@@ -34,7 +34,7 @@ class Table:
     written: bool = False
     """Whether the engine has written content to the blocks, or loaded it."""
     loading: bool = False
-    """Whether a load in flight will fill them."""
+    """Whether a load in flight will fill the blocks."""
 
 
 @dataclass

@@ -107,10 +107,9 @@ def _later_classes(description: Description, subject: str) -> list[str]:
 
 
 def _may_be_planned(description: Description, name: str) -> bool:
-    """Whether a planner may get layers of the class.
+    """Whether planners get layers of the class, and so the class is drawn.
 
-    If the target has a registry, every class is drawn, and the law reads from the look-ups whether the class
-    is registered.
+    If the target has a registry, every class is drawn: look-ups show the law which classes are registered.
     """
     return "registry" in description["parts"] or UNPLANNED not in class_info(description, name)["mro"]
 

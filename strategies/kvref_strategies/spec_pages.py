@@ -76,7 +76,7 @@ def memory(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 def window_memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Like `memory`, for layers with a window.
 
-    Half of the lengths are just above the length from which a request needs no more memory.
+    The memory of a request stops growing at a certain length. Half of the drawn lengths are just above it.
     """
     spec = draw(descriptors(class_info(description, subject)))
     fields = spec["fields"]

@@ -216,7 +216,7 @@ class RegistrationMachine(Machine):
         return [*around, call, *around]
 
     def look_ups_for(self, call: Step) -> list[Step]:
-        """Look-ups of the class that a call registers, and of a class that derives from this class."""
+        """Look-ups of the class that a call registers or overrides, and of one class derived from it."""
         name = call["args"]["spec_class"]
         followers = [other for other in self.tree.bases if name in self.tree.ancestors(other) - {other}]
         return look_ups(self.tree, [name, *followers[-1:]])

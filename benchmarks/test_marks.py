@@ -1,4 +1,6 @@
-"""The shadow on memory: how many tokens per second it compares with their expected marks.
+"""Measures how many tokens per second the shadow on memory compares with their expected marks.
+
+The shadow on memory writes a number, the mark, for each token, and reads it back (see docs/architecture.md).
 
 pytest benchmarks/test_marks.py --benchmark-enable -n 0 -s
 """
@@ -22,7 +24,7 @@ LENGTH, BLOCK, LAYERS = 1_000, 16, 4
 
 
 def test_live_tokens(benchmark: Any) -> None:
-    """Time reading requests of 1,000 tokens in full attention layers and in layers with a window of 1,000."""
+    """Time reading requests of 1,000 tokens, in layers with full attention and with windows of 1,000."""
     KVCacheSpecRegistry.initialise()
     alike: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.bfloat16}
     specs = {
@@ -61,7 +63,7 @@ def test_live_tokens(benchmark: Any) -> None:
     for name, group in layers:
         write_marks(*views(name), slots[group], marks)
     assert read() == []
-    # One wrong token is found.
+    # A single wrong mark is found.
     name, group = layers[-1]
     write_marks(*views(name), slots[group][7:8], [4711])
     assert read() == [[7, 4711]]

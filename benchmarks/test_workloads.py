@@ -1,8 +1,9 @@
-"""The cases of `kvref bench`, on the reference. By default, only small cases run, once each.
+"""Runs the benchmarks of `kvref bench` on the reference. Without `--benchmark-enable`, only small ones, once.
 
 pytest benchmarks/test_workloads.py --benchmark-enable -n 0 --benchmark-columns=median,iqr,rounds
 
-Each time is for a whole pass. `operations` in the extra information says how many operations a pass has.
+Each time is for one pass over all operations. `operations` in the extra information is the number of
+operations.
 """
 
 from __future__ import annotations

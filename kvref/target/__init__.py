@@ -1,23 +1,25 @@
 """The protocol of a target: what kvref calls in an implementation under test.
 
-A `Target` has a name, a version, capabilities and *parts*. A part is any object with the functions of its
-protocol; a module will do. The functions take and return plain data (numbers, strings, lists, dictionaries),
-never objects of the implementation. So programs are short, traces are readable, and one suite fits every
-implementation.
+A `Target` has a name, a version, capabilities and *parts*. Each part covers one area of the implementation,
+such as the block pool. It can be any object that has the functions of the part's protocol, for example a
+module. The functions take and return plain data: numbers, strings, lists, dictionaries. They never take or
+return objects of the implementation, except in the part `bench`. So programs are short, traces are readable,
+and kvref can check every implementation in the same way.
 
-An operation is written `"<part>.<function>"` and takes keyword arguments; `perform` runs one. If a target
-lacks a part, its attribute is `None` or missing, and the laws that need the part do not apply.
+An operation has a name, `"<part>.<function>"`, and keyword arguments. `perform` runs an operation. If your
+target lacks a part, set the attribute to `None` or leave it out. The laws that need the part then do not
+apply.
 
-These values have a plain form:
+Some values are converted to plain data:
 
 * `torch.dtype`: `"torch.float16"`
 * an enum member: `{"enum": "KVQuantMode", "name": "NONE"}`
 * a fraction: `{"fraction": [1, 4]}`
 * a tuple: a list
 * a spec inside a spec: its descriptor
-* anything else: `{"opaque": repr}`, which laws can compare but nothing can be built from
+* anything else: `{"opaque": repr}`. Laws can compare this form, but no target can build a value from it.
 
-To write a target, see docs/check-your-own.md; for each part in detail, docs/targets.md.
+To write a target, see docs/check-your-own.md. For the details of each part, see docs/targets.md.
 """
 
 from __future__ import annotations
@@ -137,14 +139,14 @@ __all__ = [
 
 
 class Outcome(TypedDict, total=False):
-    """How an operation ended: exactly one of `value`, `error` and `died` is there."""
+    """How an operation ended. Exactly one of `value`, `error` and `died` is present."""
 
     value: Json
-    """What it returned."""
+    """What the operation returned."""
     error: dict[str, str]
     """`type` and `message` of the exception that the operation raised."""
     died: str
-    """How the process ended, or that it did not answer in time."""
+    """How the process ended during the operation, or a note that it did not answer in time."""
 
 
 class AdapterError(Exception):
@@ -162,7 +164,7 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> Mapping[str, Json]:
-        """What the implementation declares beyond its parts, by capability name (docs/profile.md)."""
+        """The value of each capability that the implementation declares, by name (docs/profile.md)."""
         ...
 
     @property
@@ -205,12 +207,15 @@ class Target(Protocol):
 
     @property
     def plugin(self) -> PluginInfo | None:
-        """The plugin that the implementation runs with, if any; None under `python -X kvref-no-plugin`."""
+        """The plugin that the implementation runs with.
+
+        None if there is no plugin, or if Python was started with `-X kvref-no-plugin`.
+        """
         ...
 
 
 def perform(target: Target, operation: str, arguments: Mapping[str, Json]) -> Outcome:
-    """Run one operation, and return its outcome. If the target raises an `Exception`, the outcome has it.
+    """Run one operation, and return its outcome. An `Exception` of the target becomes the outcome's `error`.
 
     A target may have a method `own_error(error)`. It returns "" if the implementation raised the error.
     Otherwise it returns why the adapter failed, for example that it passed a keyword that this release lacks.

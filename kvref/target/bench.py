@@ -1,8 +1,8 @@
 """The part `bench`: the implementation's own API, for `kvref bench` to time.
 
-This is the only part that returns objects of the implementation: converting arguments and answers would take
-longer than many of the calls. The benchmark runs in the same process. If possible, return bound methods of
-the implementation's own objects.
+This is the only part that returns objects of the implementation. Converting them to plain data would take
+longer than many of the timed calls. The benchmark runs in the same process as the target. If possible, return
+bound methods of the implementation's own objects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvref.target.specs import SpecDescriptor
 
 
 class PoolCalls(NamedTuple):
-    """The calls of a block pool. Blocks, requests and hashes are the implementation's own objects."""
+    """The functions of a block pool. Blocks, requests and hashes are the implementation's own objects."""
 
     take: Callable[[int], Sequence[Any]]
     """Allocate this many free blocks."""
@@ -24,82 +24,87 @@ class PoolCalls(NamedTuple):
     touch: Callable[[Sequence[Any]], object]
     """Add one reference to each block."""
     find: Callable[[Any, Sequence[int]], object]
-    """Look up a block hash in each of these groups; None if a group lacks it."""
+    """Look up a block hash in each of these groups. Returns None if a group has no block with this hash."""
     num_free: Callable[[], int]
     take_events: Callable[[], object]
+    """Return the events since the last call."""
     request: Callable[[Sequence[int]], Any]
-    """Make a request of these tokens, with its block hashes."""
+    """Make a request with these tokens, and compute its block hashes."""
     hashes: Callable[[Any], Sequence[Any]]
-    """The block hashes of a request, one for each full block."""
+    """Return the block hashes of a request, one for each full block."""
     cache: Callable[[Any, Sequence[Any]], object]
-    """Cache these blocks as the first blocks of a request, in group 0."""
+    """Cache these blocks as the first blocks of this request, in group 0."""
 
 
 class CacheCalls(NamedTuple):
-    """The calls of a cache manager that a scheduler makes."""
+    """The functions of a cache manager that a scheduler calls."""
 
     request: Callable[[str, Sequence[int]], Any]
-    """Make a request of this name and prompt, with its block hashes."""
+    """Make a request with this name and prompt, and compute its block hashes."""
     new_step: Callable[[], object]
     find: Callable[[Any], Sequence[Any]]
-    """`get_computed_blocks`: the blocks of the prefix hit and its tokens; more items may follow."""
+    """vLLM's `get_computed_blocks`: return a sequence that begins with the blocks and tokens of the hit."""
     allocate: Callable[..., object]
-    """`allocate_slots(request, new tokens[, hit tokens, hit blocks])`; returns None if refused."""
+    """vLLM's `allocate_slots(request, new tokens[, hit tokens, hit blocks])`. Returns None if it refuses."""
     advance: Callable[[Any, int, int], object]
-    """Count this many tokens of a request as computed, and append this output token."""
+    """Set how many tokens of this request are computed, and append this output token."""
     tables: Callable[[Any], Sequence[Sequence[Any]]]
-    """The block table of a request in each group."""
+    """Return the block table of a request in each group."""
     free: Callable[[Any], object]
     """Free all blocks of a request."""
 
 
 class BenchCall(NamedTuple):
-    """One call to time, and what to prepare for it each time."""
+    """A function to time, and the preparation that each call needs."""
 
     fresh: Callable[[], Any]
-    """Makes the argument of `run`; not timed."""
+    """Make a new argument for `run`. kvref does not time this."""
     run: Callable[[Any], Any]
-    """Does the work; timed."""
+    """Do the work. kvref times this."""
     size: Callable[[Any], int]
-    """The size of the result of `run`. It shows whether two implementations did the same work."""
+    """Return the size of a result of `run`. If two targets do the same work, their results have one size."""
 
 
 class BenchPart(Protocol):
-    """What `kvref bench` can time.
+    """Gives `kvref bench` the functions to time.
 
     Raises:
-        NotImplementedError: by any function, if the implementation has nothing to time there. Say so in the
-            message.
+        NotImplementedError: any function raises this if the implementation has nothing to time there. The
+            message should say why.
     """
 
     def pool(self, num_blocks: int, block_size: int, events: bool) -> PoolCalls:
-        """Make a new pool whose blocks have `block_size` tokens. `events`: whether it records events."""
+        """Make a new pool whose blocks have `block_size` tokens. It records events if `events` is true."""
         ...
 
     def cache(
         self, groups: Sequence[SpecDescriptor], num_blocks: int, block_size: int, max_model_len: int
     ) -> CacheCalls:
-        """Make a new cache manager with prefix caching. All groups have blocks of `block_size` tokens."""
+        """Make a new cache manager with prefix caching.
+
+        Args:
+            groups: the spec of each group. All of them have blocks of `block_size` tokens.
+        """
         ...
 
     def plan(self, layers: Mapping[str, SpecDescriptor], memory: int, max_model_len: int) -> BenchCall:
-        """Group the layers and size their memory. The size of the result is the number of blocks."""
+        """Group the layers, and plan a cache in `memory` bytes. The result's size is its number of blocks."""
         ...
 
     def join(self, groups: Sequence[Sequence[str]], sharing: Sequence[Pair]) -> BenchCall:
-        """Add sharing layers to the groups of the layers whose caches they use.
+        """Add the sharing layers to the groups of the layers whose caches they share.
 
-        The size of the result is the number of layers in all groups.
+        The result's size is the number of layers in all groups together.
         """
         ...
 
     def allocate(
         self, layers: Mapping[str, SpecDescriptor], num_blocks: int, layout: str, buffers: str, device: str
     ) -> BenchCall:
-        """Allocate the memory of a plan and give every layer its views. The size of the result is in bytes.
+        """Allocate the memory of a cache, and give every layer its views.
 
-        `buffers` is `each` or `one`, as in the capability `buffers`. The memory must be released when the
-        result is garbage-collected.
+        `buffers` is `each` or `one`, as in `TensorsPart.allocate`. The memory must be released when Python
+        deletes the result. The result's size is the allocated bytes.
         """
         ...
 
@@ -108,7 +113,7 @@ class BenchPart(Protocol):
     ) -> BenchCall:
         """Make the canonical view of a cache.
 
-        The size of the result is the bytes of one block, summed over all references of the view.
+        The result's size is the sum of `page_size_bytes` over all references of the view.
         """
         ...
 
@@ -120,8 +125,8 @@ class BenchPart(Protocol):
         device: str,
         pairs: Sequence[tuple[int, int]],
     ) -> BenchCall:
-        """Copy blocks of the first group through the canonical view. The size of the result is in bytes.
+        """Copy blocks of the first group through the canonical view.
 
-        Each pair is (source block, destination block).
+        Each pair is (source block, destination block). The result's size is the copied bytes.
         """
         ...

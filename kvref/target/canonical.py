@@ -1,4 +1,4 @@
-"""The part `canonical`: the cache as KV connectors see it, as rows of bytes."""
+"""The part `canonical`: the canonical view, in which KV connectors see the cache as rows of bytes."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from typing import Protocol, TypedDict
 
 
 class CanonicalTensor(TypedDict):
-    """An int8 tensor with one row for each block. Strides and `offset` are in bytes."""
+    """A tensor of the canonical view: int8, one row for each block. `strides` and `offset` are in bytes."""
 
     buffer: int | None
-    """The number of the cache's buffer that it views; None if it has memory of its own."""
+    """The index of the tensor's buffer in `Caches.buffers`. None if the tensor lies in none of these."""
     offset: int
     shape: list[int]
     strides: list[int]
     dtype: str
     device: str
     page_size_bytes: int
-    """The page size that the connector gets with the tensor: bytes of a row."""
+    """The bytes of a row, as the implementation reports them to the connector."""
 
 
 class CanonicalRef(TypedDict):
-    """Where a group keeps content in a canonical tensor: the first `page_size_bytes` bytes of each row."""
+    """Where a group's content is: in the first `page_size_bytes` bytes of each row of a canonical tensor."""
 
     tensor: int
     page_size_bytes: int
 
 
 class Canonical(TypedDict):
-    """The canonical tensors, and for each group the references to its content in them."""
+    """The canonical tensors and, for each group, references to the group's content in these tensors."""
 
     tensors: list[CanonicalTensor]
     groups: list[list[CanonicalRef]]
 
 
 class CanonicalPart(Protocol):
-    """Gives connectors a canonical view of the cache that the part `tensors` allocated last."""
+    """Makes the canonical view of the cache that the part `tensors` allocated last."""
 
     def register(self) -> Canonical:
-        """Make the canonical view of the cache, and describe it."""
+        """Make the canonical view of the cache, and return its description."""
         ...
 
     def write(self, tensor: int, row: int, seed: int) -> str:
-        """Fill a row with bytes made from `seed`, and return them in hexadecimal."""
+        """Fill a row with bytes computed from `seed`, and return these bytes in hexadecimal."""
         ...
 
     def read(self, tensor: int, row: int) -> str:

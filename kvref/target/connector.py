@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class ConnectorPart(Protocol):
-    """A pool, memory for its blocks on the device and on the host, and the connector between the two.
+    """A pool, memory for its blocks and for blocks on the host, and a connector that copies between the two.
 
-    Each `create` replaces all three. Blocks are numbers.
+    Each `create` replaces all of these. Blocks and host blocks are numbers.
     """
 
     def create(self, num_blocks: int, host_blocks: int, device: str) -> None:
-        """Start anew with `num_blocks` blocks, the null block included, and `host_blocks` on the host."""
+        """Start anew with `num_blocks` blocks, the null block included, and `host_blocks` host blocks."""
         ...
 
     def take(self, num_blocks: int) -> list[int]:
@@ -21,11 +21,11 @@ class ConnectorPart(Protocol):
         ...
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Free the blocks of a request that ends or is preempted."""
+        """Free the blocks of a request that ends or is preempted. A store may still be reading the blocks."""
         ...
 
     def write(self, block: int, seed: int) -> str:
-        """Fill a block with bytes made from `seed`, and return them in hexadecimal."""
+        """Fill a block with bytes computed from `seed`, and return these bytes in hexadecimal."""
         ...
 
     def read(self, block: int) -> str:
@@ -33,17 +33,17 @@ class ConnectorPart(Protocol):
         ...
 
     def store(self, job: str, pairs: Sequence[tuple[int, int]]) -> None:
-        """Ask for blocks to be copied to the host; each pair is (block, host block)."""
+        """Request a job that copies blocks to the host. Each pair is (block, host block)."""
         ...
 
     def load(self, job: str, pairs: Sequence[tuple[int, int]]) -> None:
-        """Ask for blocks to be copied back from the host; each pair is (block, host block)."""
+        """Request a job that copies host blocks back into blocks. Each pair is (block, host block)."""
         ...
 
     def start_transfers(self) -> None:
-        """Start the copies that were asked for. An engine calls this once a step, before the step runs."""
+        """Start the requested jobs. An engine calls this once in each step, before the step runs."""
         ...
 
     def finished(self) -> list[str]:
-        """Return the jobs that finished since the last call."""
+        """Return the names of the jobs that have finished since the last call."""
         ...

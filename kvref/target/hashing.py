@@ -6,43 +6,50 @@ from typing import NotRequired, Protocol, TypedDict
 
 
 class ContentItem(TypedDict):
-    """An image or other multimodal item, whose embeddings replace tokens of the prompt."""
+    """An image or another multimodal item. Its embeddings replace placeholder tokens of the prompt."""
 
     id: str
-    """Identifies the content: equal ids mean equal embeddings."""
+    """Identifies the item: items with equal ids have equal embeddings."""
     offset: int
-    """Position of its first placeholder token."""
+    """The position of the item's first placeholder token."""
     length: int
-    """Number of its placeholder tokens."""
+    """The number of the item's placeholder tokens."""
     is_embed: list[bool] | None
-    """Which placeholders get an embedding, in order; None means all of them."""
+    """For each placeholder, in order, whether an embedding replaces it. None: all of them are replaced."""
 
 
 class Content(TypedDict):
-    """Everything that the KV of a request depends on. A field is absent if the request lacks it."""
+    """Everything that the KV of a request depends on. Fields that a request does not need are absent."""
 
     tokens: list[int]
-    """All tokens. Where an item or an embedding replaces a token, the token's id has no meaning."""
+    """All tokens, prompt and output. If an embedding replaces a token, the id of that token means nothing."""
     generated: NotRequired[int]
-    """How many of the last tokens are output, appended one by one after the request was made."""
+    """How many tokens at the end are output. The target makes the request without them, then appends each."""
     adapter: NotRequired[str]
     salt: NotRequired[str]
     items: NotRequired[list[ContentItem]]
-    """Sorted by offset. Placeholders of two items may overlap; their embeddings never do."""
+    """Multimodal items, sorted by offset. Two items may share placeholders, but no embedding position."""
     embeddings: NotRequired[dict[str, list[float]]]
-    """Embeddings that replace tokens of the prompt, by position. Never together with `items`."""
+    """Embeddings that replace tokens of the prompt, by position. A request never has these and `items`."""
 
 
 class HashingPart(Protocol):
-    """The block hashes by which a look-up finds the blocks of a request.
+    """Computes the block hashes by which a look-up finds cached blocks.
 
-    The capability `contents` lists the kinds of content that the target takes besides tokens.
+    The capability `contents` lists what a target accepts besides tokens, such as "salt" or "items".
     """
 
     def block_hashes(self, content: Content, hash_block_size: int) -> list[str]:
-        """Return the chain hashes of a request, one for each full hash block, in hexadecimal."""
+        """Return the hash of each full hash block of a request, in hexadecimal.
+
+        A hash block has `hash_block_size` tokens. Its hash covers all tokens from the beginning of the
+        request to the end of the hash block.
+        """
         ...
 
     def keys(self, content: Content, hash_block_size: int, block_size: int) -> list[str]:
-        """Return the block hashes for blocks of `block_size` tokens, a multiple of `hash_block_size`."""
+        """Return the hashes by which a group with blocks of `block_size` tokens looks up its full blocks.
+
+        `block_size` is a multiple of `hash_block_size`.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The part `registry`: which manager and which uniform base a spec class has."""
+"""The part `registry`: the manager class and the uniform base that are registered for a spec class."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvref.target.values import Json
 
 
 class RegistryEntry(TypedDict):
-    """The manager and the uniform base of a spec class by name, or None where the registry knows none."""
+    """The names of a spec class's manager class and uniform base. A name is None if none is registered."""
 
     manager: str | None
     base: str | None
 
 
 class Registration(TypedDict):
-    """One registration: spec class, manager class and uniform base. Base None means the class itself."""
+    """One registration, by names. If `base` is None, the spec class is its own uniform base."""
 
     spec_class: str
     manager: str
@@ -25,39 +25,39 @@ class Registration(TypedDict):
 
 
 class Step(TypedDict):
-    """An operation that is an argument of another one: a name like `"registry.lookup"`, and its arguments."""
+    """An operation to be performed later: its name, such as `"registry.lookup"`, and its arguments."""
 
     op: str
     args: dict[str, Json]
 
 
 class Races(TypedDict):
-    """What several threads observed, each distinct observation once.
+    """The results of a race: the distinct observations of all runs.
 
-    Each observation comes from a process of its own. It is `{"answers": [[outcome, ...], ...], "after":
-    [outcome, ...]}`: the outcomes of each thread's steps, and of the steps after all threads have ended. If
-    the process died, it is `{"died": how}`.
+    Each run has a process of its own and gives one observation: `{"answers": [[outcome, ...], ...], "after":
+    [outcome, ...]}`. `answers` has the outcomes of each thread's steps. `after` has the outcomes of the steps
+    that follow once all threads have ended. If the process died, the observation is `{"died": how}`.
     """
 
     orders: list[Json]
-    """Observations of sequential runs, one for each order that keeps the order within each thread."""
+    """Observations of sequential runs, one for each way to interleave the steps of the threads."""
     races: list[Json]
     """Observations of concurrent runs."""
 
 
 class RegistryPart(Protocol):
-    """The registry that maps spec classes to manager classes. There is one for the whole process."""
+    """The registry that maps spec classes to manager classes. A process has only one."""
 
     def managers(self) -> list[str]:
         """Return the names of the built-in manager classes, in a stable order."""
         ...
 
     def define_spec(self, name: str, bases: Sequence[str]) -> list[str]:
-        """Define a spec class without fields of its own, and return its MRO by name."""
+        """Define a spec class without fields of its own, and return the names of the classes in its MRO."""
         ...
 
     def define_manager(self, name: str, base: str) -> None:
-        """Define a manager class derived from a known one."""
+        """Define a manager class that derives from `base`."""
         ...
 
     def initialise(self) -> None:
@@ -65,56 +65,61 @@ class RegistryPart(Protocol):
         ...
 
     def install_hook(self, registrations: Sequence[Registration]) -> None:
-        """Make the platform's hook register these classes whenever it runs."""
+        """Make the platform's hook register these spec classes whenever the hook runs."""
         ...
 
     def register(self, spec_class: str, manager: str, base: str | None) -> None:
-        """Register a class by a call."""
+        """Register a spec class by a call of the registry's function."""
         ...
 
     def decorate(self, spec_class: str, manager: str, base: str | None) -> None:
-        """Register a class by the decorator, as plugins do at import."""
+        """Register a spec class by the decorator that plugins write above their classes."""
         ...
 
     def lookup(self, spec: SpecDescriptor) -> RegistryEntry:
-        """Return the manager and the uniform base of a spec."""
+        """Return the manager class and the uniform base that the registry has for the spec."""
         ...
 
     def check(self, layers: Mapping[str, SpecDescriptor]) -> None:
-        """Raise an error if the spec of a layer is not registered. A planner does this first.
+        """Raise an error if the spec of any layer is not registered. A planner checks this first.
 
         Args:
-            layers: specs by the name of the layer.
+            layers: the spec of each layer, by the layer's name.
         """
         ...
 
     def override(self, spec_class: str, manager: str | None, base: str | None) -> None:
-        """Replace the entry of a class. None keeps the present manager or base, but only one can be None.
+        """Replace the registered manager, the uniform base, or both.
 
-        kvref calls it only if the target declares the capability `override`.
+        If `manager` or `base` is None, the registered one stays. They are never both None. kvref calls this
+        only if the target declares the capability `override`.
         """
         ...
 
     def substitute(self, spec_class: str, substitute: str | None) -> None:
-        """Plan layers of a class as a class that derives from it; None undoes that.
+        """Make planners replace specs of `spec_class` with specs of `substitute`, a class derived from it.
 
-        kvref calls it only if the target declares the capability `override`.
+        None ends the replacement. kvref calls this only if the target declares the capability `override`.
         """
         ...
 
     def uniform(self, specs: Sequence[SpecDescriptor]) -> bool:
-        """Call `is_uniform_with_collection` of the first spec with all of them, as a planner does."""
+        """Call `is_uniform_with_collection` on the first spec, with all specs as the argument.
+
+        A planner asks this before it puts layers into one group.
+        """
         ...
 
     def race(self, threads: Sequence[Sequence[Step]], after: Sequence[Step], points: int) -> Races:
-        """Run each list of steps in a thread of its own, and report what the threads observed.
+        """Run each list of steps in a thread of its own, and return what the threads observed.
 
-        `kvref_conformance.targets.racing` implements it for any target. It interrupts the first thread, lets
-        the others run, and goes on. It does so `points` times, each time in a new child process and at
-        another point of the first thread.
+        `kvref_conformance.targets.racing` implements this for any target. It starts `points` child processes.
+        In each of them it stops the first thread at a different line, lets the other threads run, and then
+        lets the first thread finish.
 
         Args:
             threads: the steps of each thread.
-            after: steps to run when all threads have ended.
+            after: the steps to run when all threads have ended.
+            points: the number of lines at which to stop the first thread.
         """
         ...

@@ -1,4 +1,4 @@
-"""The part `specs`: classes of cache specs, and what the implementation makes of specs."""
+"""The part `specs`: lists the spec classes, and builds, copies, merges and compares specs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SpecDescriptor = TypedDict(
 )
 """How to build a spec: the name of its class, and the fields that differ from their defaults.
 
-`declared` is what the target's capabilities say of the class. The laws read it; an implementation ignores it.
+`declared` has the capabilities that the target declares for the class. The laws read it. Targets ignore it.
 """
 
 
@@ -28,10 +28,10 @@ SpecFacts = TypedDict(
         "mro": NotRequired[list[str]],
     },
 )
-"""What a built spec says of itself: its class, the value of every field, and its page size in bytes.
+"""The facts of a built spec: its class, the value of every field, and its page size in bytes.
 
-`unpadded_page_size_bytes` are the bytes of a page that carry content, if the implementation knows them. `mro`
-is as in `SpecClassInfo`.
+`unpadded_page_size_bytes` counts only the bytes of a page that carry content, if the implementation knows
+that. `mro` has the names of the class and its ancestors, as in `SpecClassInfo`.
 """
 
 
@@ -41,8 +41,8 @@ class FieldInfo(TypedDict):
     name: str
     default: NotRequired[Json]
     values: NotRequired[list[Json]]
-    """Values to try, the simplest first; empty if the field stays at its default. If this is absent, kvref
-    chooses values by the name of the field."""
+    """The values that kvref should draw, the simplest first. If the list is empty, the field keeps its
+    default. If the list is absent, kvref chooses values by the name of the field."""
 
 
 class SpecClassInfo(TypedDict):
@@ -50,32 +50,32 @@ class SpecClassInfo(TypedDict):
 
     name: str
     mro: list[str]
-    """Names of the class and its ancestors: the class itself first, `KVCacheSpec` last."""
+    """The names of the class and its ancestors: the class itself first, `KVCacheSpec` last."""
     fields: list[FieldInfo]
     role: Literal["layer", "base", "composite"]
-    """`layer`: describes the cache of one layer. `base`: only a base of other classes. `composite`: describes
-    the caches of several layers (`UniformTypeKVCacheSpecs`)."""
+    """`layer`: a spec of the class describes the cache of one layer. `base`: other classes derive from the
+    class. `composite`: a spec describes the caches of several layers, as in `UniformTypeKVCacheSpecs`."""
     module: NotRequired[str]
     origin: NotRequired[Literal["stock", "plugin"]]
-    """Whether the class comes from the implementation itself, which is the default, or from its plugin."""
+    """Where the class comes from: the implementation itself (the default), or its plugin."""
 
 
 class Twins(TypedDict):
-    """How two specs compare that were built from one descriptor."""
+    """A comparison of two specs that were built from the same descriptor."""
 
     equal: bool
     hashes_equal: bool
 
 
 class Unpickled(TypedDict):
-    """A spec read from a pickle, and whether it equals a newly built one."""
+    """A spec read from a pickle, and whether it equals a newly built spec."""
 
     facts: SpecFacts
     equal: bool
 
 
 class SpecsPart(Protocol):
-    """Builds, copies, merges and compares specs.
+    """Lists the spec classes, and builds, copies, merges and compares specs.
 
     If the implementation refuses a call, let its own exception through.
     """
@@ -85,53 +85,61 @@ class SpecsPart(Protocol):
         ...
 
     def build(self, spec: SpecDescriptor) -> SpecFacts:
-        """Construct a spec and read it back."""
+        """Build a spec, and return its facts."""
         ...
 
     def copy(self, spec: SpecDescriptor, block_size: int) -> SpecFacts:
-        """Call `copy_with_new_block_size` of the spec; the block size is in tokens."""
+        """Build the spec, copy it with a new block size in tokens, and return the facts of the copy.
+
+        The copy is made by vLLM's method `copy_with_new_block_size`.
+        """
         ...
 
     def merge(self, specs: Sequence[SpecDescriptor]) -> SpecFacts:
-        """Call `merge` with the specs on the class of the first one, as a planner does."""
+        """Build the specs, merge them as a planner does, and return the facts of the result.
+
+        A planner calls `merge` of the first spec's class.
+        """
         ...
 
     def derive(self, name: str, base: str, fields: Mapping[str, Json]) -> list[str]:
-        """Define a spec class as a vendor would, and return its MRO by name.
+        """Define a spec class as a vendor would, and return the names of the classes in its MRO.
 
-        A class of this name that was defined before is replaced.
+        If a class of this name was defined before, the new class replaces it.
 
         Args:
-            fields: the fields that the class adds, with their defaults.
+            fields: the fields that the class adds to those of `base`, with their defaults.
         """
         ...
 
     def twins(self, spec: SpecDescriptor) -> Twins:
-        """Build the spec twice and compare the two. An unhashable spec raises."""
+        """Build the spec twice, and compare the specs and their hashes. Raises if specs are not hashable."""
         ...
 
     def mutable_fields(self, spec: SpecDescriptor) -> list[str]:
-        """Return the fields of a built spec that can be changed by an assignment or a deletion."""
+        """Try to set and to delete each field of a built spec. Return the fields whose value changed."""
         ...
 
     def pickled(self, spec: SpecDescriptor) -> str:
-        """Return a pickle of the spec as base64 text."""
+        """Build the spec, and return its pickle as base64 text."""
         ...
 
     def unpickled(self, data: str, spec: SpecDescriptor) -> Unpickled:
-        """Read a spec from what `pickled` returned, and compare it with the same spec built anew."""
+        """Unpickle `data`, which `pickled` returned, and compare the result with a newly built `spec`."""
         ...
 
     def uniform(self, specs: Sequence[SpecDescriptor]) -> bool:
-        """Return whether a planner treats layers with these specs, in this order, as one type."""
+        """Return whether a planner treats layers with these specs, in this order, as being of one type."""
         ...
 
     def max_memory(
         self, spec: SpecDescriptor, max_model_len: int, max_in_flight_tokens: int, max_encoder_tokens: int
     ) -> int | float:
-        """Return `max_memory_usage_bytes` of the spec under these limits of an engine, all in tokens.
+        """Return the most bytes that one request needs: vLLM's `max_memory_usage_bytes`.
+
+        The arguments after `spec` are the limits of an engine, in tokens.
 
         Args:
-            max_in_flight_tokens: tokens that may be scheduled and not yet reported as done.
+            max_in_flight_tokens: how many tokens may be scheduled and not yet reported as done.
         """
         ...

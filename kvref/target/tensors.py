@@ -10,17 +10,17 @@ from kvref.target.specs import SpecDescriptor
 
 
 class View(TypedDict):
-    """A tensor that a layer works with, as torch describes it. Strides and `offset` are in bytes."""
+    """A tensor through which a layer uses its cache. `offset` and `strides` are in bytes."""
 
     buffer: int
-    """The number of the buffer that it views."""
+    """The index of the tensor's buffer in `Caches.buffers`."""
     offset: int
-    """Bytes from the start of the buffer to the first element."""
+    """Bytes from the start of the buffer to the tensor's first element."""
     axes: str
     """A letter for each axis: B blocks, K for K and V, H heads, N states, C content of a state, S others.
 
-    Axis B has one entry for each block of the pool, or the same number of entries for each. Then it counts
-    kernel blocks, and the kernel blocks of one block follow one another.
+    Along axis B, the tensor has one entry for each block of the pool, or n entries for each block. In the
+    latter case the entries are kernel blocks: a block is split into n of them, which follow one another.
     """
     shape: list[int]
     strides: list[int]
@@ -29,33 +29,38 @@ class View(TypedDict):
 
 
 class LayerTensors(TypedDict):
-    """The views of one layer, and the sizes that the plan has for it."""
+    """The views of one layer, and the sizes that the plan gives the layer."""
 
     views: list[View]
     page_size_bytes: int
     content_size_bytes: int
     """Bytes of a page without padding."""
     block_stride: int
-    """Bytes from one block of the layer to the next, as planned."""
+    """Bytes from the start of one page of the layer to the start of the next block's page, as planned."""
 
 
 class Caches(TypedDict):
-    """All memory of a cache, and what each layer sees of it."""
+    """All memory of a cache, and each layer's views of it."""
 
     num_blocks: int
     groups: list[list[str]]
-    """The names of the layers of each group, sharing layers included."""
+    """For each group, the names of its layers, including layers that share another layer's cache."""
     buffers: list[int]
-    """Size of each buffer in bytes."""
+    """The size of each buffer in bytes. A buffer is one allocation of memory."""
     planned: int
-    """Bytes that the plan has for all layers together."""
+    """The bytes that the plan has for all its tensors together."""
     zero: bool
-    """Whether all memory was zero after allocation, although it had been written to before."""
+    """Whether all memory was zero right after the allocation.
+
+    Before it allocates, the target should fill memory of these sizes with other values and free it. Otherwise
+    the memory may be zero by chance.
+    """
     layers: dict[str, LayerTensors]
+    """By the layer's name."""
 
 
 class TensorsPart(Protocol):
-    """Allocates a cache, writes to it and reads it. Each `allocate` replaces the previous cache."""
+    """Allocates, writes and reads the memory of a cache. Each `allocate` replaces the previous cache."""
 
     def allocate(
         self,
@@ -67,51 +72,57 @@ class TensorsPart(Protocol):
         sharing: Sequence[Pair],
         device: str,
     ) -> Caches:
-        """Plan for the layers, allocate the memory, and give every layer its views.
+        """Plan the cache for the layers, allocate its memory, and give every layer its views.
 
         Args:
-            layers: the spec of each layer that owns a cache.
-            num_blocks: blocks of the pool, the null block included.
-            layout: one of the capability `layouts`.
-            buffers: one of the capability `buffers`: `each` for a buffer per tensor, `one` for a single one.
-            kernel_block_size: tokens in a kernel block. It applies to attention layers whose block size is a
-                multiple of it. None: a kernel block is a block.
-            sharing: the layers without a cache of their own, with their targets.
-            device: a device of torch.
+            layers: the spec of each layer that owns a cache, by the layer's name.
+            num_blocks: the number of blocks of the pool, the null block included.
+            layout: a memory layout, one of those that the capability `layouts` lists.
+            buffers: `"each"` allocates a buffer for each tensor of the plan, `"one"` a single buffer for all.
+                kvref uses only the values that the capability `buffers` lists.
+            kernel_block_size: tokens in a kernel block, for attention layers whose block size is a multiple
+                of this number. None: kernels use whole blocks.
+            sharing: the layers that own no cache, each with the layer whose cache it shares.
+            device: the name of a torch device.
         """
         ...
 
     def write(self, layer: str, block: int, seed: int) -> str:
-        """Fill the content of a layer in a block through its views, with bytes made from `seed`.
+        """Fill a block of a layer, through the layer's views, with bytes computed from `seed`.
 
-        Returns the bytes in hexadecimal, in the order in which `read` returns them.
+        Returns the written bytes in hexadecimal, in the order in which `read` returns them. Padding is not
+        written.
         """
         ...
 
     def read(self, layer: str, block: int) -> str:
-        """Read the content of a layer in a block through its views, and return it in hexadecimal."""
+        """Read a block of a layer, through the layer's views, and return its bytes in hexadecimal."""
         ...
 
-    # Content by slots, as a model runner addresses it. A token's slot is the number of its block times the
-    # block size, plus its place in the block. A recurrent state's slot is the number of its block.
+    # The next three functions use slots, as a model runner does. The slot of a token is the number of its
+    # block times the block size, plus the token's index in the block. The slot of a recurrent state is the
+    # number of its block.
 
     def write_slots(self, layer: str, slots: Sequence[int], marks: Sequence[int]) -> None:
-        """Fill each slot of a layer with its mark, a number above 0, through the layer's views."""
+        """Fill each slot of a layer, through the layer's views, with the mark at the same index.
+
+        A mark is a number above 0 that stands for content.
+        """
         ...
 
     def copy_slots(self, layer: str, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy the content of each slot in `source` to the slot at the same index in `destination`."""
+        """Copy what a layer keeps in each slot of `source` to the slot at the same index in `destination`."""
         ...
 
     def compare_slots(
         self, layer: str, slots: Sequence[int], marks: Sequence[int], told: str
     ) -> list[list[int]]:
-        """Return the slots in which the layer's views show another mark than expected.
+        """Read the slots through the layer's views, and return those that do not hold the expected mark.
 
-        Each difference is [index in `slots`, the mark found]. The mark is -1 if the slot holds no mark, or
-        more than one.
+        `marks` has the expected mark of each slot. A wrong slot is returned as [its index in `slots`, the
+        mark that it holds]. This mark is -1 if the slot holds no mark, or several marks.
 
         Args:
-            told: a note for the reader of a trace; an implementation ignores it.
+            told: a note for people who read the trace. Targets ignore it.
         """
         ...

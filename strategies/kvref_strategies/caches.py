@@ -1,6 +1,6 @@
-"""Engines that drive a cache manager, for the laws of managers, coordinators, admission and events.
+"""Runs engines that drive a cache manager, for the laws of managers, coordinators, admission and events.
 
-All sizes are small, and the block sizes of the groups fit together.
+All sizes are small. The block sizes of the groups go together as docs/engine-contract.md demands.
 """
 
 from __future__ import annotations
@@ -26,26 +26,29 @@ KINDS = (
     "CrossAttentionSpec",
     "MambaSpec",
 )
-"""The kinds whose rules the laws of the cache know. A class is of the nearest kind among its ancestors."""
+"""The kinds of layers whose rules the laws know. A kind has the name of a spec class.
+
+Classes that derive from it are of the same kind, unless a nearer ancestor names another kind.
+"""
 
 OTHER_KINDS = ("RSWASpec", "EncoderOnlyAttentionSpec", "KpoolTailSpec")
-"""Kinds with rules that the laws do not know, although they derive from one of `KINDS`."""
+"""The kinds whose rules the laws do not know."""
 
 COMPANION = "FullAttentionSpec"
-"""The class of the other groups, beside those of the subject."""
+"""The spec class of the groups that a cache may have besides groups of the subject."""
 
 UNKNOWN_KIND = "kvref does not know the rules of its kind"
-"""Why a class gets no cache."""
+"""The reason why kvref makes no cache for a class."""
 
 BLOCK_SIZES = [2, 4]
-"""In tokens. If a class takes only larger blocks, all lengths are scaled with them."""
+"""The block sizes in tokens. If a class allows only larger blocks, all lengths grow by the same factor."""
 
 WINDOWS = [4, 2, 3, 6, 9]
 """Sliding windows in tokens."""
 
 
 def kind_of(info: SpecClassInfo) -> str | None:
-    """The member of `KINDS` whose rules the class follows, or None if the laws do not know its rules."""
+    """The kind of a spec class, if it is one of `KINDS`. Else None."""
     nearest = next((name for name in info["mro"] if name in (*KINDS, *OTHER_KINDS)), None)
     return nearest if nearest in KINDS else None
 
@@ -57,16 +60,17 @@ def _why_no_cache(info: SpecClassInfo) -> str | None:
 
 
 def cache_subjects(description: Description) -> Subjects:
-    """The classes to judge, each with the reason why it gets no cache, or with None if it gets one."""
+    """Each class to judge, with None if caches are made for it, else with the reason why not."""
     return {info["name"]: _why_no_cache(info) for info in judged(description)}
 
 
 OWN_TABLES = "own"
-"""The kind of classes whose block tables are not in the order of tokens (capability `own_tables`)."""
+"""The kind that `_group` sets for classes with the capability `own_tables`: their block tables are not in the
+order of tokens."""
 
 
 def _values(info: SpecClassInfo, field: str) -> list[int]:
-    """The values that the target lists for this field of the class; empty if it lists none."""
+    """The values that the target lists for this field of the class. The list may be empty."""
     return next((list(each.get("values", ())) for each in info["fields"] if each["name"] == field), [])
 
 
@@ -87,11 +91,11 @@ def setups(
     reads_ahead: bool = False,
     companions: Collection[str] = (COMPANION,),
 ) -> Setup:
-    """Draw the setup of an engine. Its first group has layers of the class `subject`.
+    """Draw the setup of an engine. The first group has layers of the class `subject`.
 
     Args:
-        reads_ahead: draw draft tokens and a draft model (EAGLE) wherever the layers allow them.
-        companions: the classes that further groups may have, besides `subject`.
+        reads_ahead: use draft tokens and a draft model (EAGLE) if the layers allow them.
+        companions: the classes that the other groups may have, apart from `subject`.
     """
     info = class_info(description, subject)
     kind = kind_of(info)
@@ -100,7 +104,7 @@ def setups(
     kinds = [kind_of(each) for each in infos]
     enable_caching = "CrossAttentionSpec" not in kinds and draw(st.sampled_from([True, True, True, False]))
     chunked, recurrent = "ChunkedLocalAttentionSpec" in kinds, "MambaSpec" in kinds
-    # With chunked or recurrent layers all groups need the same block size.
+    # If there are chunked or recurrent layers, all groups need the same block size.
     known = _values(info, "block_size") or BLOCK_SIZES
     sizes, scale = st.sampled_from(known[:2]), -(-min(known[:2]) // BLOCK_SIZES[0])
     size = draw(sizes)
@@ -182,7 +186,7 @@ def setups(
 
 
 def max_blocks(stage: Stage, setup: Setup, group: CacheGroup) -> int | None:
-    """The most blocks that a request holds in the group, by the group's spec; None if an operation fails."""
+    """The most blocks that the group's spec allows a request to hold. None if the target refuses to say."""
     built = stage.perform("specs.build", spec=group["spec"])
     memory = stage.perform(
         "specs.max_memory",
@@ -204,7 +208,7 @@ def build_specs(stage: Stage, setup: Setup) -> None:
 
 
 class CacheMachine(Machine):
-    """Runs an engine. Each call of the rule takes one of the actions that are possible at that moment."""
+    """Runs an engine. Each call of the rule makes the engine take one of the possible actions."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -218,7 +222,7 @@ class CacheMachine(Machine):
 
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """Run the engine of `CacheMachine` with this setup and these choices."""
+    """Run the same engine as `CacheMachine`, with this setup and these choices."""
     made = Setup(**setup)
     build_specs(stage, made)
     engine = Engine(stage, made, description["parts"])
@@ -227,14 +231,14 @@ def drive(stage: Stage, description: Description, setup: dict[str, Any], choices
 
 
 def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
-    """Draw the setup for `drive`."""
     return asdict(setups(draw, description, subject))
 
 
 def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Compute a prompt, then look up prompts that begin like it. The pool has room for everything.
+    """Compute a prompt, then look up other prompts that begin with some of the same tokens.
 
-    If the setup has a draft model, do this without the draft model first, then with it.
+    The pool has room for everything. If the setup has a draft model, do all this without the draft model
+    first, then with it.
     """
     setup = setups(draw, description, subject, reads_ahead=draw(st.booleans()))
     setup = replace(setup, num_blocks=100, loads=False, max_batches=1, is_async=False)
@@ -254,7 +258,7 @@ def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def without_drafts(setup: Setup) -> Setup:
-    """The same setup without draft tokens and without a draft model."""
+    """A copy of the setup without draft tokens and without a draft model."""
     groups = [_without_drafts(each) for each in setup.groups]
     return replace(setup, use_eagle=False, drafts=0, groups=groups)
 
@@ -267,7 +271,7 @@ def _without_drafts(group: CacheGroup) -> CacheGroup:
 
 
 def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Run one request up to the maximum length, in an engine with the least memory that it can start with."""
+    """Run one request up to `max_model_len`, in an engine with the least memory that lets an engine start."""
     setup = setups(draw, description, subject)
     setup = replace(setup, use_eagle=False, loads=False)
     blocks = [max_blocks(stage, setup, group) for group in setup.groups]
@@ -281,21 +285,21 @@ def alone(draw: Draw, stage: Stage, description: Description, subject: str) -> N
     engine = Engine(stage, setup, description["parts"])
     length = draw(st.integers(1, setup.max_model_len - 1))
     request = engine.submit([0] * length, setup.max_model_len, encoder=setup.max_encoder_tokens)
-    # Vary the sizes of steps and which drafts are accepted, but take no other action.
+    # The choices vary the sizes of steps and the accepted drafts, but select no other action.
     engine.finish(request, draw(st.lists(st.integers(0, CHOICES // STRAIGHT - 1), max_size=12)))
 
 
 def drafted(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Run one request at a time. A step has many draft tokens, few, or none."""
+    """Run one request after the other. Steps have many draft tokens, few, or none."""
     setup = setups(draw, description, subject, reads_ahead=True)
     setup = replace(setup, loads=False, max_batches=1, is_async=False, use_eagle=False)
     engine = Engine(stage, setup, description["parts"])
     prompt = [0] * draw(st.integers(1, setup.max_model_len // 4))
-    # A few small digits decide a step. Hypothesis draws larger numbers less evenly.
+    # 16 bits suffice to decide a step. Hypothesis draws larger numbers less evenly.
     for how in draw(st.lists(st.integers(0, (1 << 16) - 1), min_size=12, max_size=24)):
         if not engine.running and not engine.waiting:
             engine.submit(prompt, setup.max_model_len, encoder=setup.max_encoder_tokens)
-        # Schedule all that is possible, submit the step, and process its output as `how` says.
+        # Schedule as much as possible, submit the step, and process its output. `how` decides the output.
         for choice in (0, 0, how * STRAIGHT):
             engine.go_on(choice)
 

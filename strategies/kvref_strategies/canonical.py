@@ -1,4 +1,4 @@
-"""Writes and reads a cache through its layers and through the rows of its canonical view; copies blocks."""
+"""Writes, reads and copies blocks of a cache, through the layers' views and through the canonical view."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvref_strategies.workload import Description, Draw, Stage, Workload
 
 
 def rows(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate and register a cache, write and read a block, and perhaps copy the block to another one."""
+    """Allocate a cache and make its canonical view. Write, read and perhaps copy a block."""
     layers = draw_layers(draw, stage, description, subject)
     if not layers:
         return

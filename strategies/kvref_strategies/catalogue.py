@@ -1,4 +1,4 @@
-"""Every workload, by name."""
+"""Collects the workloads of all modules, by name."""
 
 from kvref_strategies import (
     caches,

@@ -1,6 +1,6 @@
-"""An engine that drives a connector, which copies blocks to the host and back.
+"""An engine that drives a connector. The connector copies blocks to the host and back.
 
-For the rules that an engine keeps towards a connector, see docs/engine-contract.md.
+For the rules that an engine keeps when it calls a connector, see docs/engine-contract.md.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MAX_BLOCKS = 6
 MAX_HOST_BLOCKS = 4
 
 PATIENCE = 20
-"""How often in a row the engine asks which jobs have finished, before it gives up."""
+"""How often in a row the engine asks which jobs have finished before it gives up."""
 
 CHOICE = st.integers(0, 2**12 - 1)
-"""One number for what to do, with what, and how: Hypothesis reduces steps of few draws best."""
+"""The number that decides an action: which one, on what, and how. Hypothesis reduces single numbers best."""
 
 
 @dataclass
@@ -32,28 +32,29 @@ class Table:
 
     blocks: list[int]
     written: bool = False
-    """Whether the blocks have content."""
+    """Whether the engine has written content to the blocks, or loaded it."""
     loading: bool = False
-    """Whether a load in flight will fill them."""
+    """Whether a load in flight will fill the blocks."""
 
 
 @dataclass
 class Job:
-    """A store, or a load. A load fills the blocks of `table`; a store has no table."""
+    """A store or a load."""
 
     blocks: list[int]
     places: list[int]
-    """The host blocks."""
+    """The host blocks, in the order of `blocks`."""
     table: Table | None = None
+    """The table whose blocks the load fills. None for a store."""
 
 
 @dataclass
 class Engine:
-    """Drives the part `connector` of a target as an engine does.
+    """Calls the part `connector` of a target as an engine does.
 
-    A step begins with `start_transfers`, then writes new blocks. The engine stores only blocks that have been
-    written, and may free them at once. It loads only into new blocks, and neither frees nor reads them before
-    the load has finished.
+    In each step, the engine first calls `start_transfers`, then writes new blocks. It stores only written
+    blocks, and may free them while the store runs. It loads only into new blocks, and does not free or read
+    them before the load has finished.
     """
 
     stage: Stage
@@ -68,7 +69,7 @@ class Engine:
     number: int = 0
     seed: int = 0
     broken: bool = False
-    """Whether the target has refused an operation. Then its state is unknown, and the engine stops."""
+    """Whether the target has refused an operation, or allocated a block twice. Then the engine stops."""
 
     def __post_init__(self) -> None:
         self.ask("create", num_blocks=self.num_blocks, host_blocks=self.host_blocks, device=self.device)
@@ -91,25 +92,26 @@ class Engine:
         if self.broken:
             return
         what, which, how = choice % len(self.kinds), choice // 16 % 8, choice // 128
-        # If an action is not possible, take the next one: then leaving out an earlier step changes little.
+        # If the action is not possible, the next one in the list is taken. So if Hypothesis leaves out an
+        # earlier choice, most later choices still mean the same action.
         for choices, act in self.kinds[what:] + self.kinds[:what]:
             if these := choices():
                 act(these[-1 - which % len(these)], how)
                 return
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """Perform an operation, and return its answer; None if it or an earlier one was refused."""
+        """Perform an operation, and return its answer. None if the target has refused an operation."""
         if self.broken:
             return None
         outcome = self.stage.perform(f"connector.{operation}", **arguments)
         self.broken = self.broken or "value" not in outcome
         return outcome.get("value")
 
-    # What each action can be done with.
+    # What each action can act on. If the list is empty, the action is not possible.
 
     @property
     def free_count(self) -> int:
-        """The number of free blocks. Blocks that a store in flight reads are not free."""
+        """The number of free blocks. A block that a running store reads is not free."""
         held = {block for table in self.tables for block in table.blocks}
         held.update(block for job in self.jobs.values() for block in job.blocks)
         return self.num_blocks - 1 - len(held)
@@ -137,7 +139,7 @@ class Engine:
         return sorted(self.stored) if self.free_count > 0 else []
 
     def host_blocks_to_fill(self) -> list[int]:
-        """The host blocks that no job reads or fills, the empty ones first."""
+        """The host blocks that no job in flight reads or fills. Those without content come first."""
         busy = {place for job in self.jobs.values() for place in job.places}
         places = [place for place in range(self.host_blocks) if place not in busy]
         return sorted(places, key=lambda place: place in self.stored)
@@ -149,7 +151,7 @@ class Engine:
         self.tables += self.new_tables(1 + how % most)
 
     def new_tables(self, num_blocks: int) -> list[Table]:
-        """Allocate blocks, and return a list with their table. The list is empty if the allocation fails."""
+        """Allocate blocks, and return a list with one new table. Return an empty list if that fails."""
         taken = self.ask("take", num_blocks=num_blocks)
         held = {block for table in self.tables for block in table.blocks}
         self.broken = self.broken or not taken or bool(held.intersection(taken))
@@ -168,7 +170,7 @@ class Engine:
             self.finished(None, how)
 
     def store(self, table: Table, how: int) -> None:
-        """Store the last blocks of a request on the host."""
+        """Store some of the last blocks of a request on the host."""
         places = self.host_blocks_to_fill()
         blocks = table.blocks[-1 - how % len(places) :]
         places = places[: len(blocks)]
@@ -220,7 +222,7 @@ class Engine:
 
 
 class ConnectorMachine(Machine):
-    """Runs an engine. Each call of the rule takes one of the actions that are possible at that moment."""
+    """Runs an engine. Each call of the rule makes the engine take one of the possible actions."""
 
     @initialize(num_blocks=st.integers(2, MAX_BLOCKS), host_blocks=st.integers(1, MAX_HOST_BLOCKS))
     def start(self, num_blocks: int, host_blocks: int) -> None:

@@ -1,8 +1,8 @@
-"""Contents of requests to hash: in pairs that differ in one thing, at two block sizes, in two processes.
+"""Draws contents of requests and hashes them: similar ones in pairs, at two block sizes, in two processes.
 
-The contents are like those that engines get. Items and embeddings are only in the prompt, and their
-placeholders are special tokens. Items with the same id have the same shape, except for the subject
-`item shapes`.
+A content is everything that the KV of a request depends on (see `kvref.target.Content`). The drawn contents
+are like those that engines get: only the prompt has items and embeddings, and special tokens are their
+placeholders. Items with the same id have the same shape, except for the subject `item shapes`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ HASH_BLOCK_SIZES = st.sampled_from([4, 8, 16])
 
 TOKENS = st.sampled_from([0, 1, 2, 128000])
 PLACEHOLDER, SEPARATOR = 9, 8
-"""The token in place of an embedding, and the token between them."""
+"""The token at the place of an embedding, and the token between embeddings."""
 
 NAMES = st.sampled_from(["cat", "dog", "cow"])
 SHAPES = ("x", "xx", "xxx", "xxxxxx", "x" * 11, "x-xx-x", "-xx-", "-----xx", "xx-----")
-"""Placeholders of an item: x is an embedding, - a separator."""
+"""The placeholders of an item: x stands for an embedding, - for a separator."""
 INTERLEAVED = ("aabbaabb", "aab", "aaaaaab", "ab" * 6, "aab" * 7)
-"""Placeholders of two items a and b in turns, for example of a video and its sound."""
+"""The placeholders of two interleaved items a and b, for example of a video and its sound."""
 ROWS = st.sampled_from([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+"""Draws an embedding."""
 
 Piece = dict[str, Any]
-"""A piece of the prompt: its `tokens`, and the `items` or embeddings (`rows`) that replace them."""
+"""A piece of a prompt: its `tokens`, and perhaps the `items` or the embeddings (`rows`) that replace them."""
 
 
 def text_piece(draw: Draw) -> Piece:
@@ -44,7 +45,7 @@ def _item(name: str, shape: str, embedded: str) -> dict[str, Any]:
 
 
 def item_piece(draw: Draw) -> Piece:
-    """One item. Its id contains the number of its shape, so items with the same id have the same shape."""
+    """One item. The id contains the number of the shape, so items with the same id have the same shape."""
     shape = draw(st.sampled_from(SHAPES))
     tokens = [PLACEHOLDER if mark == "x" else SEPARATOR for mark in shape]
     return {"tokens": tokens, "items": [_item(f"{draw(NAMES)}.{SHAPES.index(shape)}", shape, "x")]}
@@ -81,7 +82,10 @@ PIECES = {
 
 
 def altered(draw: Draw, piece: Piece) -> Piece:
-    """The piece with one of its tokens, embeddings or items drawn again. The new one may be equal."""
+    """A copy of the piece in which one token, embedding or item is changed.
+
+    By chance it may stay the same.
+    """
     altered = {name: list(values) for name, values in piece.items()}
     name = next(name for name in ("items", "rows", "tokens") if name in piece)
     place = draw(st.integers(0, len(piece[name]) - 1))
@@ -134,7 +138,7 @@ SINGLE: dict[str, list[Piece]] = {
         _only(items=[{"id": "cat", "offset": 0, "length": 1, "is_embed": mask}]) for mask in (None, [False])
     ],
 }
-"""Pieces of one position that are not tokens, by kind."""
+"""For each kind of content: pieces that have one position, with an embedding or an item there."""
 
 
 def single(draw: Draw, kind: str) -> Piece:
@@ -143,7 +147,7 @@ def single(draw: Draw, kind: str) -> Piece:
 
 
 def filled(prompt: list[Piece], size: int) -> list[Piece]:
-    """The pieces, followed by more tokens if the pieces have fewer than `size`."""
+    """The pieces. If they have fewer than `size` tokens, a piece with the missing tokens follows."""
     missing = size - sum(len(piece["tokens"]) for piece in prompt)
     return [*prompt, {"tokens": [0] * missing}] if missing > 0 else prompt
 
@@ -157,9 +161,10 @@ def contents(draw: Draw, description: Description, size: int) -> Content:
 
 
 def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Content, Content]:
-    """Draw two contents that are equal or differ in a piece, the order of pieces, the end, adapter or salt.
+    """Draw two similar contents. They may be equal.
 
-    Each has at least `size` tokens. The output tokens of the first may be prompt tokens of the second.
+    They may differ in a piece, the order of two pieces, the last pieces, the adapter or the salt. Each has at
+    least `size` tokens. The output tokens of the first content may be prompt tokens of the second.
     """
     first = pieces(draw, kind, draw(st.integers(1, 4)))
     place = draw(st.integers(0, len(first) - 1))
@@ -168,7 +173,7 @@ def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Co
             place = draw(st.sampled_from([n for n, piece in enumerate(first) if len(piece) > 1] or [place]))
             second = [*first[:place], altered(draw, first[place]), *first[place + 1 :]]
         case "replaced":
-            # By a piece of the same length, so that the others keep their positions.
+            # Both contents get a piece of the same length here, so the later pieces have equal positions.
             second = [*first[:place], single(draw, kind), *first[place:]]
             first = [*first[:place], single(draw, kind), *first[place:]]
         case "order":
@@ -192,14 +197,14 @@ def pair(draw: Draw, description: Description, kind: str, size: int) -> tuple[Co
 
 
 def compare(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Hash two contents that differ in one thing or are equal."""
+    """Hash two similar contents."""
     size = draw(HASH_BLOCK_SIZES)
     for content in pair(draw, description, subject, size):
         stage.perform("hashing.block_hashes", content=content, hash_block_size=size)
 
 
 def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Hash a content, then ask for its hashes at a multiple of that block size."""
+    """Hash a content, then ask for the content's hashes at a multiple of the hash block size."""
     size = draw(HASH_BLOCK_SIZES)
     multiple = draw(st.integers(1, 4))
     content = contents(draw, description, size * multiple)
@@ -208,7 +213,7 @@ def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 OTHER_PROCESS = "-R"
-"""The interpreter flag of a process that imports the target anew with another seed for `hash()`."""
+"""The flag of a new interpreter that imports the target again, with another seed for Python's `hash()`."""
 
 
 def processes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
@@ -225,7 +230,7 @@ def takes(description: Description, kind: str) -> bool:
 
 
 def kinds(description: Description) -> Subjects:
-    """The kinds of content, each with the reason why it is left out, or with None if it is drawn."""
+    """Each kind of content, with None if it is drawn, else with the reason why it is not."""
     return {
         kind: None if takes(description, kind) else f"the target takes no {kind}"
         for kind in ("tokens", *KINDS)

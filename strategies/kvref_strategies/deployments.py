@@ -1,4 +1,4 @@
-"""What an engine does with a model: plan for workers, resolve block sizes, make a cache manager, report."""
+"""What an engine does at start: plan for its workers, resolve block sizes, make a cache manager, report."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from kvref_strategies.specs import class_info, descriptors, spec_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 BARE = "a stage without layers"
-"""A pipeline stage in which no layer has a cache, as in models with attention in few layers."""
+"""A subject: pipelines with an extra stage in which no layer has a cache.
+
+Models with attention in only a few layers can have stages like this.
+"""
 
 
 def workers(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Plan for the stages of a pipeline, each on one or two ranks with different memory.
+    """Plan for all workers of a pipeline. Each stage has one or two ranks, and each rank has its own memory.
 
-    Before that, group the layers of the whole model, and make a separate plan for each worker.
+    Before that, group the layers of the whole model, and plan for each worker by itself.
     """
     stages = draw(st.sampled_from([1, 2, 3]))
     family = "full attention" if subject == BARE else subject
@@ -40,7 +43,10 @@ def _stages(description: Description) -> Subjects:
 
 
 def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Resolve the block sizes of a model. Make a cache manager with these sizes, then one with others."""
+    """Resolve the block sizes of a model, and make a cache manager with these sizes.
+
+    With prefix caching, make a second cache manager with drawn sizes, which it may have to refuse.
+    """
     model = draw_model(draw, stage, description, subject, 1)
     if model is None:
         return
@@ -69,7 +75,7 @@ def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def managers(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Make a cache manager for a model of one layer, with prefix caching or, if that fails, without it."""
+    """Make a cache manager for a model of one layer, first with prefix caching. If that fails, without it."""
     stage.perform("registry.initialise")
     spec = draw(descriptors(class_info(description, subject)))
     if "value" not in stage.perform("specs.build", spec=spec):
@@ -83,7 +89,7 @@ def managers(draw: Draw, stage: Stage, description: Description, subject: str) -
 
 
 def make_manager(stage: Stage, spec: SpecDescriptor, caching: bool) -> bool:
-    """Make a cache manager for a layer with its resolved block sizes; return whether that worked."""
+    """Resolve the block sizes of a layer, and make a cache manager with them. Return whether that worked."""
     arguments = {"layers": {"layer.0": spec}, "enable_caching": caching}
     resolved = stage.perform("planner.block_sizes", **arguments)
     if "value" not in resolved:
@@ -93,9 +99,9 @@ def make_manager(stage: Stage, spec: SpecDescriptor, caching: bool) -> bool:
 
 
 def can_cache(description: Description, specs: list[SpecDescriptor]) -> bool:
-    """Whether an engine can have prefix caching for layers with these specs.
+    """Whether an engine can use prefix caching with these specs.
 
-    It cannot with cross attention, nor with recurrent layers in the mode "none".
+    An engine cannot cache prefixes with cross attention, or with recurrent layers in the cache mode "none".
     """
     known = {info["name"]: info["mro"] for info in description["classes"]}
     return not any(
@@ -109,9 +115,10 @@ def can_cache(description: Description, specs: list[SpecDescriptor]) -> bool:
 
 
 def capacity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Ask for the capacity of a plan, with its groups in both orders. Then plan with memory for one request.
+    """Ask for the capacity of a plan, with its groups in order and in reverse.
 
-    If the target does not report the capacity, plan with the same memory: a plan may be impossible, too.
+    Then plan with just enough memory for one request. If the target refused to report the capacity, plan with
+    the original memory instead: perhaps the target refuses the plan, too.
     """
     model = draw_model(draw, stage, description, subject, 1)
     if model is None:
@@ -132,7 +139,7 @@ _SIZES = ("planner.block_sizes", "planner.construct")
 
 WORKLOADS = [
     Workload("deployments.workers", (*_PARTS, "planner.workers"), _stages, workers, weight=0.2),
-    # Isolated, because some lines are logged only once in a process.
+    # Isolated, because a target may log some lines only once in a process.
     Workload("deployments.sizes", (*_PARTS, *_SIZES), families, sizes, isolated=True, weight=0.1),
     Workload(
         "deployments.managers",

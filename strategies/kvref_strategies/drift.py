@@ -1,4 +1,7 @@
-"""Whether a plugin fits: what it overrides, what it replaces, and what loading it changes."""
+"""Examines a plugin: which methods it overrides, which names it replaces, and how it changes stock classes.
+
+Here the *core* is the implementation without the plugin, such as stock vLLM.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from kvref_strategies.specs import class_info, descriptors, legal_block_sizes, m
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 WITHOUT_PLUGIN = "-Xkvref-no-plugin"
-"""The interpreter flag of a process that leaves the plugin out."""
+"""The interpreter flag with which a process loads the target without the plugin."""
 
 _STOCK_CLASSES = 6
 """The most stock classes in one example. Its two processes cost more than the operations in them."""
@@ -18,20 +21,19 @@ _NO_PLUGIN: Subjects = {"": "there is no plugin"}
 
 
 def stock_classes(description: Description) -> list[SpecClassInfo]:
-    """The implementation's own layer classes, without those for which no spec can be drawn."""
+    """The classes of role `layer` that do not come from a plugin and of which specs can be drawn."""
     infos = description["classes"]
     stock = [info for info in infos if info.get("origin", "stock") == "stock" and info["role"] == "layer"]
     return [info for info in stock if missing_menu(info) is None]
 
 
 def stock_ancestor(description: Description, name: str) -> SpecClassInfo | None:
-    """The nearest of `stock_classes` among the ancestors of the class `name`, or None."""
+    """The nearest ancestor of the class `name` that is one of `stock_classes`. None if there is none."""
     stock = {info["name"]: info for info in stock_classes(description)}
     return next((stock[a] for a in class_info(description, name)["mro"] if a in stock), None)
 
 
 def plugin_classes(description: Description) -> list[str]:
-    """Names of the spec classes that a plugin brings."""
     return [info["name"] for info in description["classes"] if info.get("origin") == "plugin"]
 
 
@@ -50,7 +52,7 @@ def _without_classes(description: Description) -> Subjects:
 
 
 def signatures(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """List the methods that a class overrides, then the implementation's calls of one of them."""
+    """List the methods that the class `subject` overrides, then the core's calls of one of these methods."""
     answer = stage.perform("drift.overrides", name=subject)
     names = [override["name"] for override in answer.get("value", ()) if override["parameters"] is not None]
     if names:
@@ -66,9 +68,10 @@ def _reachable(description: Description) -> Subjects:
 
 
 def reach(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Use a spec of the stock ancestor, then one of a subclass, and see which methods are reached on each.
+    """Let the core use a spec of a stock class, then one of a derived class, and see which methods it uses.
 
-    The methods are those that the spec class `subject` and the plugin's manager classes override.
+    The stock class is the nearest stock ancestor of the plugin's spec class `subject`. The methods are those
+    that `subject` and the plugin's manager classes override.
     """
     ancestor = stock_ancestor(description, subject)
     if ancestor is None:
@@ -94,7 +97,7 @@ def _plugin(description: Description) -> Subjects:
 def patches(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """List the names that the plugin replaces, and see whether they exist in a process without the plugin.
 
-    A name that does not exist there may be new in the plugin. Then see whether any code reads the name.
+    If a name does not exist there, see whether any code reads it: the plugin may have added it on purpose.
     """
     plugin = description["plugin"]
     packages = plugin["packages"] if plugin is not None else []
@@ -114,7 +117,10 @@ def _hook(description: Description) -> Subjects:
 
 
 def hook(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Look up classes and initialise the registry, in either order. Count the runs of the platform's hook."""
+    """Look up classes twice, and count the runs of the platform's hook.
+
+    Initialise the registry before the second time, perhaps also before the first.
+    """
     infos = [i for i in description["classes"] if i["role"] == "layer" and missing_menu(i) is None]
     looked_up = draw(st.lists(st.sampled_from(infos), min_size=1, max_size=3))
     initialised = draw(st.booleans())

@@ -1,8 +1,8 @@
 """A small scheduler that calls a cache manager only as an engine does.
 
 The scheduler keeps every rule in docs/engine-contract.md. The rules leave open which request is scheduled
-next, and for how many tokens. The caller of `Engine.go_on` decides this by a number: its digits choose an
-action, the request or step to act on, and how to do it.
+next, and for how many tokens. The caller of `Engine.go_on` decides this with a number, the *choice*. The
+digits of the choice select an action, the request or step to act on, and how to do it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ from kvref.target import CacheGroup, Hit
 from kvref_strategies.workload import Stage
 
 CHOICES = 1 << 32
-"""A choice is a number from 0 to below this."""
+"""A choice is a number from 0 to `CHOICES` - 1."""
 
 STRAIGHT = 16 * 8
-"""A choice that is a multiple of this takes the first possible action, on the first request or step."""
+"""A choice that is a multiple of this selects the first possible action, on the first request or step."""
 
 MAX_REQUESTS = 4
 """The most requests at a time."""
 
 
 NEEDED = ("create", "add", "lookup", "allocate", "progress", "cache_blocks", "free", "new_step")
-"""The operations of the part `cache` that every engine needs."""
+"""The operations of the part `cache` without which no engine can run."""
 
 GRANTED = ("cache.allocate",)
 """The operation that has to succeed before an example shows that a cache works."""
 
 Pick = Callable[[int], int]
-"""Makes a decision: called with a count, it returns a number from 0 to count - 1."""
+"""Makes a decision: if you call it with a count, it returns a number from 0 to count - 1."""
 
 
 class Digits:
-    """Makes decisions by the digits of a number. Once the digits are used up, each decision is 0."""
+    """Makes decisions by the digits of a number, the lowest digit first.
+
+    If none is left, it decides for 0.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -47,12 +50,12 @@ class Digits:
 
 
 Action = tuple[list[Any], Callable[[Any, Pick], None]]
-"""The objects that an action can be done with, and the function that does it with one of them."""
+"""An action: the objects that it can act on, and the function that acts on one of them."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of an engine's cache manager and of its scheduler. Sizes are in tokens."""
+    """The settings of a cache manager and of the engine that drives it. Sizes are in tokens."""
 
     groups: list[CacheGroup]
     num_blocks: int
@@ -68,25 +71,26 @@ class Setup:
     max_batches: int = 1
     """The most steps in flight at a time."""
     is_async: bool = False
-    """Whether a request is scheduled again before its last output is known."""
+    """Whether the engine schedules a request again before the request's last output is known."""
     whole: bool = False
-    """Whether a request is admitted only if all of its tokens fit."""
+    """Whether the engine admits a request only if there is room for all of the request's tokens."""
     align: int | None = None
-    """If recurrent states are cached only at the end of a step: the block size of their layers."""
+    """The block size of recurrent layers, if their states are cached only at the end of a step; else None."""
     loads: bool = False
-    """Whether there is a connector from which tokens can be loaded."""
+    """Whether the engine has a connector that loads tokens."""
     drops: bool = False
-    """Whether the output of a preempted request's tokens in flight is dropped."""
+    """Whether the engine drops the output of tokens that were in flight when their request was preempted."""
     max_chunk: int | None = None
-    """The most tokens of a request that are computed in a step with others."""
+    """The most tokens of one request in a step: vLLM's `long_prefill_token_threshold`. Used only with
+    `align`."""
     priority: bool = False
-    """Whether any running request may be preempted, not only the last one."""
+    """Whether the engine may preempt any running request, not only the last one."""
     withdraws: bool = True
-    """With `priority`: whether it may also be one that the same step has scheduled already."""
+    """Whether, with `priority`, the engine may also preempt a request that the same step has scheduled."""
     salts: bool = True
     """Whether some requests have a salt."""
     adapters: bool = False
-    """Whether some requests run with an adapter."""
+    """Whether some requests have an adapter."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -106,33 +110,35 @@ class Setup:
 
 @dataclass
 class Request:
-    """A request as the scheduler sees it."""
+    """A request as the scheduler sees it. All numbers count tokens of the request."""
 
     name: str
     tokens: list[int]
+    """All known tokens: the prompt and the output."""
     limit: int
-    """The number of tokens at which it ends."""
+    """The request ends when it has this many tokens."""
     prompt: int = 0
     """The number of prompt tokens."""
     computed: int = 0
-    """Tokens that are computed or scheduled."""
+    """How many tokens have been scheduled. Their output may still be in flight."""
     in_flight: int = 0
+    """How many tokens have been submitted and are not yet reported as done."""
     drafts: int = 0
-    """Draft tokens that were proposed for its next step."""
+    """How many draft tokens were proposed for the next step of the request."""
     awaited: int = 0
-    """Output and draft tokens of steps in flight, in an asynchronous engine."""
+    """In an asynchronous engine: how many output and draft tokens the steps in flight may add."""
     loading: bool = False
-    """Whether a connector loads tokens for it asynchronously, beside the steps."""
+    """Whether a connector is loading tokens asynchronously, so that the request waits."""
     found: int = 0
-    """Tokens of its prefix hit. A connector may load the tokens after these."""
+    """The length of the prefix hit. A connector may load the tokens after it."""
     junction: int = 0
-    """End of a longer prefix that others may share, if the cache wants a state cached there."""
+    """Where a step should end, because other requests share the tokens up to there (as in a `Hit`)."""
     stale: int = 0
-    """Tokens in flight since before it was preempted. They no longer count as computed."""
+    """How many tokens were submitted before a preemption and are still in flight. Not part of `computed`."""
     dropped: bool = False
-    """Whether the output of the stale tokens is dropped. If not, it is output like any other."""
+    """Whether the output of the stale tokens is dropped. Otherwise it is appended like other output."""
     encoder: int = 0
-    """Encoder tokens."""
+    """The number of encoder tokens."""
 
     def __post_init__(self) -> None:
         self.prompt = len(self.tokens)
@@ -145,22 +151,22 @@ class Scheduled:
     request: Request
     tokens: int
     drafts: int
-    """How many of them are draft tokens."""
+    """How many of `tokens` are draft tokens."""
     samples: bool = False
-    """Whether the step reaches the request's last token, so that the model samples a new one."""
+    """Whether the step computes the request's last token so far. Then the model samples a new token."""
 
 
 @dataclass
 class Step:
-    """A step of the engine: everything that is scheduled together."""
+    """A step of the engine: all tokens that are scheduled together."""
 
     scheduled: list[Scheduled] = field(default_factory=list)
     place: int = 0
-    """The running requests before this index have been scheduled or skipped."""
+    """An index in the list of running requests. The step has scheduled or skipped all requests before it."""
     admitting: bool = False
-    """Whether the step has come to the waiting requests."""
+    """Whether the running requests are done, and waiting requests are being admitted."""
     full: bool = False
-    """Whether no other request is admitted: one was refused or preempted."""
+    """Whether the step admits no further request, because one was refused or preempted."""
     loading: list[Request] = field(default_factory=list)
     """The requests whose loads begin in this step."""
 
@@ -170,12 +176,12 @@ class Step:
 
 
 class Engine:
-    """Drives the part `cache` of a target, and probes its state after each operation that may change it.
+    """Calls the part `cache` of a target. After each call that may change the cache, it calls `cache.state`.
 
     Args:
         operations: the names of the operations that the target has, such as "cache.state".
-        tables_only: do not probe. Instead, ask for the block tables of the requests in each step, as a model
-            runner gets them.
+        tables_only: never call `cache.state`. Instead, get the block tables of the requests in each step, as
+            a model runner does.
     """
 
     def __init__(
@@ -190,13 +196,14 @@ class Engine:
         self.leaving: list[Request] = []
         """Requests that were aborted during a load, and keep their blocks until the load has ended."""
         self.prompts: list[tuple[list[int], str | None]] = []
-        """The (tokens, salt) of earlier prompts, for new ones to begin like."""
+        """The tokens and the salt of each earlier prompt. New prompts may begin like one of these."""
         self.in_flight: deque[Step] = deque()
         self.step: Step | None = None
         """The step that is being scheduled."""
         self.number = 0
         self.broken = False
-        """Whether the target has refused an operation. Then its state is unknown, and the engine stops."""
+        """Whether the target has refused an operation. Then the cache's state is unknown, and the engine
+        stops."""
         created = self.do("create", **setup.arguments)
         self.shape: dict[str, Any] = created or {}
         self.alignment: int = self.shape.get("alignment", setup.scheduler_block_size)
@@ -237,7 +244,7 @@ class Engine:
         return [action for action in all_actions if action[0]]
 
     def ask(self, operation: str, **arguments: Any) -> Any:
-        """Perform an operation, and return its answer, or None if it was refused."""
+        """Perform an operation, and return its answer. Return None if the target refuses."""
         outcome = self.stage.perform(f"cache.{operation}", **arguments)
         if "value" not in outcome:
             self.broken = True
@@ -245,7 +252,7 @@ class Engine:
         return outcome["value"]
 
     def do(self, operation: str, **arguments: Any) -> Any:
-        """Perform an operation, then probe the state of the cache; return the answer of the operation."""
+        """Perform an operation, then call `cache.state`. Return the answer of the operation."""
         answer = self.ask(operation, **arguments)
         if not self.broken and not self.tables_only and "state" in self.operations:
             self.stage.perform("cache.state")
@@ -255,10 +262,10 @@ class Engine:
         if self.tables_only:
             self.ask("block_ids", request=request.name)
 
-    # What each action can be done with.
+    # The objects that each action can act on. If the list is empty, the action is not possible.
 
     def to_run(self) -> list[Request]:
-        """The running requests that the step has not come to yet and that have tokens to compute."""
+        """The running requests that have tokens to compute and whose turn in the step has not passed."""
         if not self._may_schedule():
             return []
         step = self.step or Step()
@@ -270,11 +277,11 @@ class Engine:
         return not request.loading and (request.dropped or not request.stale)
 
     def _may_be_loaded(self, request: Request) -> bool:
-        """Whether the load of a waiting request may end now: not in the step in which it began."""
+        """Whether a waiting request is loading, and the load began in an earlier step, so that it may end."""
         return request.loading and (self.step is None or request not in self.step.loading)
 
     def _admissible(self) -> list[Request]:
-        """The waiting requests; empty if the step can admit none."""
+        """The waiting requests. The list is empty if the step can admit no request."""
         full = self.step is not None and self.step.full
         return self.waiting if self._may_schedule() and not full else []
 
@@ -298,9 +305,9 @@ class Engine:
         return [request for request in self.waiting if request.loading] if self.step is None else []
 
     def between_steps(self) -> list[None]:
-        """A list with one choice, `None`, if the engine is between steps; else an empty list.
+        """`[None]` if the engine is between steps, else an empty list.
 
-        An engine with one step at a time is not between steps while it waits for that step's output.
+        If the engine has one step at a time, it is not between steps while it waits for the step's output.
         """
         waits = self.in_flight and self.setup.max_batches == 1
         return [None] if self.step is None and not waits else []
@@ -324,7 +331,7 @@ class Engine:
     # The actions.
 
     def arrive(self, nothing: None, pick: Pick) -> None:
-        """Add a request. Its prompt may be new, begin like an earlier prompt, or be equal to one."""
+        """Add a request. The prompt may be new, begin like an earlier prompt, or equal an earlier prompt."""
         salts = [None, None, None, "salt" if self.setup.salts else None]
         length = 1 + pick(self.setup.max_model_len - 1)
         kind = pick(8)
@@ -369,9 +376,10 @@ class Engine:
         return added
 
     def finish(self, request: Request, choices: Sequence[int] = ()) -> None:
-        """Always take the first possible action, until the request has ended.
+        """Take the first possible action again and again, until the request has ended.
 
-        `choices` decide how the first actions are done, for example how many tokens are computed.
+        `choices` has a number for each of the first actions. The number decides how the action is done, for
+        example how many tokens are computed.
         """
         for place in range(8 * self.setup.max_model_len):
             if not self.possible or request not in (*self.running, *self.waiting):
@@ -414,7 +422,7 @@ class Engine:
                 return
 
     def _victim(self, step: Step, pick: Pick) -> Request:
-        """The request to preempt: the last running one or, with priorities, any."""
+        """The request to preempt: the last running request or, with priorities, one that `pick` selects."""
         if not self.setup.priority:
             return self.running[-1]
         scheduled = [] if self.setup.withdraws else [each.request for each in step.scheduled]
@@ -428,13 +436,17 @@ class Engine:
         return self.setup.max_num_batched_tokens - self._open_step().tokens
 
     def _chunk(self, request: Request, start: int, missing: int, pick: Pick) -> int:
-        """How many of the missing tokens to compute: half of the time as many as possible."""
+        """How many of the missing tokens to compute: half of the time, as many as the step has room for."""
         most = min(missing, self._budget())
         new = most if most <= 0 or pick(2) == 0 else 1 + pick(most)
         return self._aligned(request, start, new)
 
     def _aligned(self, request: Request, start: int, new: int) -> int:
-        """The tokens to compute: `new`, or fewer to end a prefill step where a recurrent state is cached."""
+        """How many tokens to compute: `new`, or fewer if a prefill step must end earlier.
+
+        A prefill step ends where the cache can keep a recurrent state. See "Where steps end" in
+        docs/engine-contract.md.
+        """
         block = self.setup.align
         prefill_end = max(request.prompt, len(request.tokens) - 1)
         if block is None or start >= prefill_end:
@@ -456,7 +468,7 @@ class Engine:
         return max(min([stop for stop in stops if start < stop < end], default=end) - start, 0)
 
     def _longest_hit(self, tokens: int, unit: int) -> int:
-        """How many of `tokens` tokens a later request can hit at most, in multiples of `unit`."""
+        """How many of the first `tokens` tokens a later request can hit at most, as a multiple of `unit`."""
         if self.setup.use_eagle:
             return max(0, tokens // unit * unit - unit)
         return (tokens - 1) // unit * unit
@@ -468,7 +480,7 @@ class Engine:
         request.drafts = 0
 
     def _preempt(self, request: Request, drop: bool) -> None:
-        """Free the blocks of a running request. Its tokens in flight remain so until their step is done."""
+        """Preempt a running request. Its tokens in flight stay in flight until their step is done."""
         self.running.remove(request)
         self.do("free", request=request.name)
         request.computed = request.drafts = request.awaited = 0
@@ -487,7 +499,7 @@ class Engine:
         )
 
     def admit(self, request: Request, pick: Pick) -> None:
-        """Admit a waiting request with its prefix hit and, perhaps, tokens that a connector loads."""
+        """Try to admit a waiting request, with its prefix hit and perhaps with tokens from a connector."""
         step = self._open_step()
         step.admitting = True
         hit: Hit | None = None
@@ -535,19 +547,23 @@ class Engine:
         self._schedule(request, new)
 
     def _first_chunk(self, request: Request, start: int, pick: Pick) -> int:
-        """How many tokens to compute of a request that is being admitted."""
+        """How many tokens of a request to compute in the step that admits it."""
         missing = len(request.tokens) - start
         padded = 1 + self.setup.drafts
         fits = start + padded < self.setup.max_model_len
         if missing > 1 or not self.setup.drafts or not fits or pick(2) == 0:
             return self._chunk(request, start, missing, pick)
-        # Padded by draft tokens that nobody proposed: all requests of a step have the same number of rows.
+        # The engine pads the request with draft tokens that nobody proposed, because all requests of a step
+        # must have the same number of rows.
         if padded > self._budget():
             return 0
         return padded if self._aligned(request, start, padded) == padded else 1
 
     def _external(self, request: Request, found: int, pick: Pick) -> tuple[int, bool] | None:
-        """How many tokens a connector loads, and whether asynchronously; None if it does not know yet."""
+        """How many tokens a connector loads, and whether it does so asynchronously.
+
+        None if the connector does not know yet.
+        """
         if not self.setup.loads or len(request.tokens) == 1:
             return 0, False
         unit = self.setup.scheduler_block_size
@@ -563,7 +579,10 @@ class Engine:
         return external, kind > 2 or external == left
 
     def _used_hit(self, hit: Hit, external: int) -> Hit:
-        """The part of a hit that the request uses: whole scheduler blocks if tokens are loaded after them."""
+        """The part of the hit that the request uses.
+
+        If tokens are loaded after the hit, the hit is cut to a multiple of the scheduler block size.
+        """
         tokens, blocks, unit = hit["tokens"], hit["blocks"], self.setup.scheduler_block_size
         if external and tokens % unit:
             tokens -= tokens % unit
@@ -572,7 +591,7 @@ class Engine:
         return {"tokens": tokens, "blocks": blocks, "hashes": []}
 
     def fail(self, request: Request, pick: Pick) -> None:
-        """Report that a load went wrong. With one group, the first loaded blocks may still be right."""
+        """Let a load fail. With one group, some of the first loaded blocks may still be right."""
         unit = self.setup.scheduler_block_size
         if len(self.setup.groups) > 1:
             request.computed = 0
@@ -582,7 +601,7 @@ class Engine:
         self._progress(request)
 
     def loaded(self, request: Request, pick: Pick) -> None:
-        """End the load of a request: cache the loaded tokens, or free its blocks if none are right."""
+        """End the load of a request: cache the loaded blocks, or free all blocks if the load failed."""
         step = self._open_step()
         step.admitting = True
         request.loading = False
@@ -614,7 +633,7 @@ class Engine:
         self.in_flight.append(step)
 
     def output(self, step: Step, pick: Pick) -> None:
-        """Process the output of a step: accept or reject draft tokens, and append what was sampled."""
+        """Process the output of a step: accept or reject draft tokens, and append the sampled tokens."""
         self.in_flight.popleft()
         bad, ends = self._bad_load(step, pick)
         for each in step.scheduled:
@@ -642,10 +661,10 @@ class Engine:
             self.do("take_events")
 
     def _bad_load(self, step: Step, pick: Pick) -> tuple[Request | None, bool]:
-        """Perhaps report a loaded block as bad. Return its running request, and whether the request ends.
+        """Perhaps report that a running request has a loaded block with bad content.
 
-        If the request does not end, it is computed again from that block on. An engine does this only if it
-        has one group.
+        Returns the request, or None, and whether the request ends. If the request does not end, it is
+        computed again from the bad block on. An engine supports this only with one group.
         """
         simple = self.setup.loads and len(self.setup.groups) == self.setup.max_batches == 1
         if not simple or not self.running or pick(8) < 7:
@@ -707,7 +726,7 @@ class Engine:
         self.do("free", request=request.name)
 
     def abort(self, request: Request, pick: Pick) -> None:
-        """Abort a request in any state. If it is loading, it may keep its blocks until the load has ended."""
+        """Abort a request. If it is loading, it may keep its blocks until the load has ended."""
         if request.loading and pick(2) == 0:
             self.waiting.remove(request)
             self.leaving.append(request)
@@ -715,7 +734,7 @@ class Engine:
             self._finish(request)
 
     def reset(self, nothing: None, pick: Pick) -> None:
-        """Reset the prefix cache, perhaps after all running requests have been preempted."""
+        """Reset the prefix cache. Perhaps preempt all running requests first."""
         if pick(4) == 3:
             for request in reversed([*self.running]):
                 self._preempt(request, drop=True)

@@ -1,4 +1,4 @@
-"""Engines with a connector that loads many tokens for requests, and often fails to load all of them."""
+"""Runs engines with a connector that loads many tokens for requests. Its loads often fail."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from kvref_strategies.engine import CHOICES, GRANTED, NEEDED, Digits, Engine, Se
 from kvref_strategies.workload import Description, Draw, Driven, Stage, Workload
 
 LOADING = ("loaded", "fail", "admit", "close", "output", "run", "arrive", "abort")
-"""The actions that lead to loads and to their ends. The first ones are chosen more often than the last."""
+"""The actions of an `Engine` that lead to loads and end them. The first ones are chosen most often."""
 
 ROOMY = 100
-"""A number of blocks with which no load is refused."""
+"""The number of blocks: enough for every load."""
 
 
 class Often:
-    """Like `Digits`, but a decision between eight ways takes the eighth one half of the time."""
+    """Makes decisions like `Digits`. But if there are eight options, it takes the last one half of the time.
+
+    In an `Engine`, the last of eight options is the rare event, for example a bad load.
+    """
 
     def __init__(self, number: int) -> None:
         self.digits = Digits(number)
@@ -30,20 +33,23 @@ class Often:
 
 
 def loading_setups(draw: Draw, description: Description, subject: str) -> Setup | None:
-    """Draw the setup of an engine with prefix caching and a connector; None if it cannot have both."""
+    """Draw the setup of an engine with prefix caching and a connector.
+
+    None if the drawn layers or the drawn settings do not allow these two.
+    """
     setup = setups(draw, description, subject)
     crossing = any(group.get("kind") == "CrossAttentionSpec" for group in setup.groups)
     states = setup.align is None or description["capabilities"].get("loads_states", True)
     if not setup.enable_caching or crossing or not states:
         return None
     if draw(st.booleans()):
-        # One step at a time: only then can a running request learn of a bad loaded block.
+        # Only an engine with one step at a time tells running requests about bad loaded blocks.
         setup = replace(setup, max_batches=1, is_async=False)
     return replace(setup, loads=True, num_blocks=ROOMY)
 
 
 def go_on_loading(engine: Engine, choice: int) -> None:
-    """Take one of the actions in `LOADING`. Choice 0 does nothing, so that Hypothesis can reduce examples."""
+    """Take one of the actions in `LOADING`. Choice 0 takes none, so that Hypothesis can reduce examples."""
     if not engine.possible or not choice:
         return
     pick = Often(choice - 1)
@@ -55,7 +61,7 @@ def go_on_loading(engine: Engine, choice: int) -> None:
 
 
 def loads(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Run an engine that loads many tokens for requests. The loads often fail."""
+    """Run an engine that loads many tokens, often without success."""
     setup = loading_setups(draw, description, subject)
     if setup is not None:
         # Hypothesis draws larger numbers less evenly.
@@ -70,13 +76,13 @@ def _load(stage: Stage, description: Description, setup: Setup, choices: Iterabl
 
 
 def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
-    """Draw the setup for `drive`; empty if there is none."""
+    """Draw the setup for `drive`. The setup is empty if `loading_setups` returns None."""
     setup = loading_setups(draw, description, subject)
     return {} if setup is None else asdict(setup)
 
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """Run the engine of `loads` with this setup and these choices."""
+    """Run the same engine as `loads`, with this setup and these choices."""
     if setup:
         _load(stage, description, Setup(**setup), choices)
 

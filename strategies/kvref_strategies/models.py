@@ -1,6 +1,6 @@
-"""Models as a planner sees them: the spec of each layer by name, in the order of the model.
+"""Draws models as a planner sees them: the spec of each layer by name, in the order of the model.
 
-Each model belongs to a family. The families are the subjects of the workloads.
+Each model belongs to a family of similar models. The families are the subjects of the workloads.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from kvref_strategies.specs import class_info, declares, minimal, missing_menu, 
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 UNREGISTERED = "UnregisteredSpec"
-"""A spec class that is not registered, and neither are its ancestors."""
+"""The name of a spec class that is not registered. None of its ancestors is registered, either."""
 
 MAX_LAYERS = 8
 MAX_MODEL_LEN = 128
 LIMITS = {"max_model_len": MAX_MODEL_LEN, "max_in_flight_tokens": 64}
-"""Limits of the engine, in tokens."""
+"""The limits of the engine, in tokens."""
 
 Specs = Callable[[Draw, Stage, Description], list[SpecDescriptor]]
-"""Draws the specs that the layers of a model may have."""
+"""A function that draws the specs that the layers of a model may have."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one kind: the spec classes that they need, and a function that draws their specs.
+    """A family of models: the spec classes that the models need, and a function that draws the specs.
 
-    `registered` is true if the models need a class that a vendor registers, and so a registry.
+    `registered` is true if a vendor registers one of the classes. Then the target must have a registry.
     """
 
     classes: tuple[str, ...]
@@ -42,7 +42,7 @@ class Family:
 
 
 def spec_with(description: Description, name: str, **fields: Any) -> SpecDescriptor:
-    """The simplest spec of the class, with these fields if the class has them."""
+    """The simplest spec of the class, with those of the given fields that the class has."""
     info = class_info(description, name)
     known = {field: value for field, value in fields.items() if declares(info, field)}
     return {"class": name, "fields": {**minimal(info)["fields"], **known}}
@@ -59,7 +59,7 @@ def _attention(draw: Draw) -> dict[str, Any]:
 
 
 def _other_heads(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields, perhaps with another number or size of heads, as some models have in some layers."""
+    """The fields, perhaps with another number or size of heads. Layers of some models differ in this."""
     changed = draw(st.sampled_from([{}, {"num_kv_heads": 4}, {"head_size": 64}, {"num_kv_heads": 3}]))
     return {**fields, **changed}
 
@@ -96,14 +96,14 @@ def _chunks(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     fields = {"block_size": draw(st.sampled_from([64, 32])), "num_kv_heads": 1, "dtype": "torch.float16"}
-    # The layer says how its cache is stored. The index that some models keep beside it does not.
+    # The layer sets `cache_dtype_str`. The index that some models keep besides the layer does not.
     layer = spec_with(description, "MLAAttentionSpec", **fields, head_size=576, cache_dtype_str="auto")
     index = spec_with(description, "MLAAttentionSpec", **{**fields, "dtype": "torch.uint8"}, head_size=132)
     return [layer, draw(st.sampled_from([layer, index]))]
 
 
 def _drafted(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Latent attention, and a draft model with sliding windows."""
+    """Latent attention (MLA), and a draft model with sliding windows."""
     [latent, index] = _latent(draw, stage, description)
     heads = {
         "block_size": latent["fields"]["block_size"],
@@ -115,7 +115,7 @@ def _drafted(draw: Draw, stage: Stage, description: Description) -> list[SpecDes
 
 
 def _hidden(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Attention, and a layer that keeps hidden states of other layers for the user."""
+    """Attention layers, and a layer that caches hidden states of other layers for the user."""
     fields = _attention(draw)
     full = spec_with(description, "FullAttentionSpec", **fields)
     window = spec_with(description, "SlidingWindowSpec", **fields, sliding_window=64)
@@ -128,9 +128,9 @@ def _hidden(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 
 def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Attention and recurrent layers. Recurrent pages are padded to those of attention, as platforms do.
+    """Attention and recurrent layers. A draft model may add attention layers with more heads.
 
-    A draft model may add attention layers with more heads.
+    As on real platforms, the pages of recurrent layers are padded to the size of attention pages.
     """
     fields = _attention(draw)
     full = spec_with(description, "FullAttentionSpec", **fields)
@@ -150,7 +150,7 @@ def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
         if "value" in outcome
     ]
     if len(pages) == 2:
-        # Enlarge the blocks of attention until a state fits into one.
+        # Attention gets larger blocks, so that a recurrent state fits into the page of one.
         times = -(-pages[1] // pages[0])
         full = with_field(full, "block_size", fields["block_size"] * times)
         state = with_field(state, "page_size_padded", pages[0] * times)
@@ -177,14 +177,14 @@ def _cross(draw: Draw, stage: Stage, description: Description) -> list[SpecDescr
 
 
 def _block_sizes(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Full attention with different block sizes, because the layers use different kernels."""
+    """Full attention layers with different block sizes, as if they used different kernels."""
     fields = _attention(draw)
     full = spec_with(description, "FullAttentionSpec", **fields)
     return [full, with_field(full, "block_size", draw(st.sampled_from([64, 48])))]
 
 
 def _vendor(name: str, draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Attention of one kind, with some layers of a vendor's class."""
+    """Layers of one stock class, and layers of a vendor's class derived from it."""
     fields = _attention(draw)
     base = draw(st.sampled_from(["FullAttentionSpec", "SlidingWindowSpec"]))
     window = {"sliding_window": 64} if base == "SlidingWindowSpec" else {}
@@ -210,15 +210,15 @@ FAMILIES = {
         ("FullAttentionSpec", "SlidingWindowSpec"), partial(_vendor, LONE_VENDOR), True
     ),
 }
-"""The families by name. The names are subjects."""
+"""The families by name. The names are the subjects of the workloads."""
 
 
 SEVERAL_KINDS = ("windows", "chunks", "latent attention with a draft", "recurrent states", "cross attention")
-"""Families whose layers an engine may manage all as full attention."""
+"""The families with layers of several kinds. An engine may manage all these layers as full attention."""
 
 
 def families(description: Description) -> Subjects:
-    """The families, each with the reason why the target has no such models, or with None if it has them."""
+    """Each family, with None if the target can have models of it, else with the reason why not."""
     no_registry = None if has_registry(description) else "there is no registry"
     return {
         name: (no_registry if family.registered else None) or lacking(description, family.classes)
@@ -231,7 +231,7 @@ def has_registry(description: Description) -> bool:
 
 
 def lacking(description: Description, classes: tuple[str, ...]) -> str | None:
-    """The reason why the target has no models with these classes, or None if it has them."""
+    """The reason why models with these classes cannot be drawn for the target. None if they can."""
     known = {info["name"]: missing_menu(info) for info in description["classes"]}
     for name in classes:
         if name not in known:
@@ -243,17 +243,17 @@ def lacking(description: Description, classes: tuple[str, ...]) -> str | None:
 
 @dataclass(frozen=True)
 class Model:
-    """A drawn model."""
+    """The drawn layers of a model."""
 
     layers: dict[str, SpecDescriptor]
     """The spec of each layer, by name."""
     numbers: dict[str, int]
-    """A drawn number for each layer, for the workload to use: a pipeline stage, for example."""
+    """A drawn number for each layer, by name. A workload may use it as the pipeline stage, for example."""
     page: int
-    """The largest page size in bytes."""
+    """The largest page size of all layers, in bytes."""
 
     def memory(self, draw: Draw) -> int:
-        """Draw a memory size in bytes, enough for a few requests. It may not be a whole number of blocks."""
+        """Draw a memory size in bytes, enough for a few requests. It need not be a whole number of blocks."""
         blocks = draw(st.sampled_from([64, 100, 40]))
         return blocks * len(self.layers) * self.page + draw(st.sampled_from([0, 1, 1000]))
 
@@ -261,10 +261,12 @@ class Model:
 def draw_model(
     draw: Draw, stage: Stage, description: Description, subject: str, numbers: int
 ) -> Model | None:
-    """Initialise the registry, and draw a model of the family `subject`; None if a spec cannot be built.
+    """Initialise the registry, and draw a model of the family `subject`.
+
+    None if the target cannot build one of the specs.
 
     Args:
-        numbers: each layer gets a drawn number below this.
+        numbers: each layer gets a drawn number below this one.
     """
     if has_registry(description):
         stage.perform("registry.initialise")
@@ -286,7 +288,7 @@ def draw_model(
 
 
 def plans(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Group the layers of a model, or plan for some memory. Do it with the layers in two orders."""
+    """Group the layers of a model, or plan their memory, with the layers in two orders."""
     model = draw_model(draw, stage, description, subject, MAX_LAYERS)
     if model is None:
         return
@@ -308,7 +310,7 @@ def one_group(draw: Draw, stage: Stage, description: Description, subject: str) 
 
 
 def unregistered(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Plan for layers. The spec class of at least one of them is not registered."""
+    """Plan for layers of which at least one has a spec class that is not registered."""
     stage.perform("registry.initialise")
     fields = _attention(draw)
     full = spec_with(description, "FullAttentionSpec", **fields)

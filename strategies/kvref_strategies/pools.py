@@ -1,4 +1,4 @@
-"""An engine that drives a pool. There are few blocks and few different contents, so that requests collide."""
+"""An engine that drives a pool. With few blocks and few different contents, requests often share blocks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ MAX_BLOCKS = 12
 """The most blocks of a pool, the null block included."""
 
 CHOICE = st.integers(0, 2**12 - 1)
-"""One number for what to do, with what, and how, four bits each: Hypothesis reduces steps of few draws best.
-It is the argument of a rule, which Hypothesis draws fastest, so it does not depend on what is possible."""
+"""The number that decides an action: four bits each for which action, on what, and how.
+
+Hypothesis reduces a single number best. The number is an argument of the rule, because Hypothesis draws these
+fastest. So its range cannot depend on which actions are possible.
+"""
 
 CONTENTS = ([0, 0], [0, 1])
-"""The possible tokens of a block. Both begin alike."""
+"""The possible tokens of a block. Both have the same first token."""
 
 
 @dataclass
@@ -36,21 +39,24 @@ class Table:
     group: int
     blocks: list[int]
     tokens: list[int] = field(default_factory=list)
-    """The tokens in the blocks, as far as they have been chosen."""
+    """The tokens of the first blocks. The tokens of later blocks are not chosen yet."""
     keyed: int = 0
-    """How many of the blocks have been cached."""
+    """How many of the first blocks have been cached."""
 
     def fill(self, end: int, content: int) -> list[int]:
-        """The tokens of the first `end` blocks. Blocks without tokens first get `CONTENTS[content]`."""
+        """Return the tokens of the first `end` blocks.
+
+        Blocks whose tokens are not chosen yet get the tokens `CONTENTS[content]`.
+        """
         while len(self.tokens) < end * BLOCK_SIZE:
             self.tokens += CONTENTS[content]
         return self.tokens[: end * BLOCK_SIZE]
 
 
 class Engine:
-    """Drives the part `pool` of a target as an engine does, and probes its state after each change.
+    """Calls the part `pool` of a target as an engine does. After each change it calls `pool.state`.
 
-    Three numbers decide an action: what to do, with which of the possible objects (the newest first), and
+    Three numbers decide an action: which action, on which of the possible objects (the newest first), and
     how.
     """
 
@@ -61,7 +67,7 @@ class Engine:
         self.numbers: list[str] = declared.get("block_numbers", [])
         self.tables: list[Table] = []
         self.prompts: list[tuple[int, list[int]]] = []
-        """What has been cached: (group, tokens up to the end of a block or within one)."""
+        """The group and the tokens of everything that has been cached. The last block may not be full."""
         self.keyed: set[int] = set()
         """The cached blocks."""
         self.num_blocks = draw(st.integers(3, MAX_BLOCKS))
@@ -116,7 +122,7 @@ class Engine:
     def ask(self, operation: str, **arguments: Any) -> Outcome:
         return self.stage.perform(f"pool.{operation}", **arguments)
 
-    # What each action can be done with.
+    # The objects that each action can act on. If the list is empty, the action is not possible.
 
     @property
     def held(self) -> Counter[int]:
@@ -190,7 +196,10 @@ class Engine:
         self.remember(table.group, tokens)
 
     def cache_partial(self, table: Table, how: int) -> None:
-        """Give a key to the beginning of a cached block, or of the first block that is not cached yet."""
+        """Give a block a key for its first token.
+
+        The block is cached, or is the first that is not yet cached.
+        """
         within = table.blocks[: table.keyed + 1]
         places = [place for place, block in enumerate(within) if block != self.null]
         which, content = divmod(how % (2 * len(places)), 2)
@@ -205,7 +214,7 @@ class Engine:
             self.prompts.append((group, tokens))
 
     def look_up(self, prompt: tuple[int, list[int]], how: int) -> None:
-        """Look up the last block of a prompt, and do nothing with it."""
+        """Look up the last block of a known prompt, and do nothing with the answer."""
         group, tokens = prompt
         self.ask("lookup", tokens=tokens, groups=[[group], [1 - group], list(GROUPS)][how % 3])
 
@@ -227,7 +236,7 @@ class Engine:
                 self.do("touch", blocks=table.blocks)
 
     def evict(self, block: int, how: int) -> None:
-        """Evict blocks whose content turned out to be bad, whether they are free or referenced."""
+        """Evict cached blocks, as an engine does if their content is bad. They may be free or referenced."""
         known = self.keyed_blocks()
         null = [] if self.null is None else [self.null]
         blocks = [[block], known[:2], known, [block, *null]][how % 4]
@@ -242,7 +251,7 @@ class Engine:
         self.ask("usage")
 
     def misuse(self, draw: Draw) -> Outcome:
-        """Make a call that no engine may make. In a list of blocks, good ones may precede the bad ones."""
+        """Make an illegal call. If it has a list of blocks, legal blocks may precede the illegal ones."""
         foreign = [f"{operation} foreign" for operation in self.numbers]
         kind = draw(st.sampled_from(["too few", "too many", "free too often", *foreign]))
         if kind == "too few":
@@ -261,10 +270,10 @@ class Engine:
 
 
 class PoolMachine(Machine):
-    """Runs an engine. Each call of the rule takes one of the actions that are possible at that moment.
+    """Runs an engine. Each call of the rule makes the engine take one of the possible actions.
 
-    There is only one rule, because Hypothesis would leave some of several rules out of an example. The rule
-    draws only one number, because Hypothesis reduces steps with few draws best.
+    The machine has only one rule: if it had several, Hypothesis would leave some of them out of an example.
+    The rule draws only one number, because Hypothesis reduces steps with few draws best.
     """
 
     @initialize(data=st.data())
@@ -277,7 +286,10 @@ class PoolMachine(Machine):
 
 
 def misuse(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Use the pool a little, then make illegal calls. Stop if the pool accepts one: its state is unknown."""
+    """Take a few legal actions, then make illegal calls.
+
+    Stop if the pool accepts an illegal call, because then the pool's state is unknown.
+    """
     engine = Engine(draw, stage, description)
     for choice in draw(st.lists(CHOICE, max_size=6)):
         engine.go_on(choice)

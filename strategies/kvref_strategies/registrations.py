@@ -1,6 +1,6 @@
-"""Spec classes, manager classes, and the calls that register them, override them and look them up.
+"""Defines spec classes and manager classes, and registers, overrides and looks up spec classes.
 
-A target without the capability `override` is never asked to override.
+Examples override a registration only if the target declares the capability `override`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from kvref_strategies.specs import class_info, minimal, missing_menu
 from kvref_strategies.workload import Description, Draw, Machine, Stage, Subjects, Workload
 
 MAX_CLASSES = 6
-"""The most spec classes defined in one example: enough for a chain of four beside a diamond."""
+"""The most spec classes that one example defines."""
 
 CALLS = ["registry.register", "registry.decorate"]
-"""The operations that register a class at once. A platform's hook registers later."""
+"""The operations that register a class at once. The platform's hook registers only when it runs."""
 
 
 @dataclass
 class ClassTree:
-    """A simple model of the spec classes of a process: the target's own, and those that examples define.
+    """The spec classes of a process: the target's own classes, and those that the example defines.
 
-    A class that derives from two unrelated kinds of attention would be meaningless. So those
-    ancestors of a class that are the target's own classes always form one chain.
+    A class that derives from two unrelated kinds of attention would be meaningless. So the target's own
+    classes among the ancestors of a class always form one chain.
     """
 
     description: Description
     bases: dict[str, list[str]] = field(default_factory=dict)
-    """The bases of each defined class. Classes are added and never changed."""
+    """The bases of each class that the example has defined. Entries are added and never changed."""
     _ancestors: dict[str, set[str]] = field(default_factory=dict)
     _kinds: dict[str, SpecClassInfo] = field(default_factory=dict)
     _fields: dict[str, dict[str, Any]] = field(default_factory=dict)
     _possible_bases: dict[int, list[list[str]]] = field(default_factory=dict)
-    """The possible bases, by the number of classes that have been defined."""
+    """Results of `possible_bases`, by the number of classes that were defined at the time."""
 
     @cached_property
     def stock(self) -> list[SpecClassInfo]:
@@ -50,7 +50,7 @@ class ClassTree:
         return [info for info in infos if info["role"] == "layer" and missing_menu(info) is None]
 
     def kind(self, name: str) -> SpecClassInfo:
-        """The most derived of the target's own classes among the ancestors of `name`."""
+        """The most derived of the target's own classes among `name` and its ancestors."""
         if name not in self._kinds:
             kinds = [self.kind(base) for base in self.bases.get(name, ())]
             own = [] if kinds else [class_info(self.description, name)]
@@ -60,7 +60,7 @@ class ClassTree:
     def joinable(self, bases: list[str]) -> bool:
         """Whether a class can derive from all of these bases.
 
-        Their kinds must form one chain, and none of the bases may be an ancestor of another.
+        The kinds of the bases must form one chain, and no base may be an ancestor of another base.
         """
         kinds = sorted((self.kind(base) for base in bases), key=lambda info: len(info["mro"]))
         in_line = all(low["name"] in high["mro"] for low, high in itertools.pairwise(kinds))
@@ -82,11 +82,11 @@ class ClassTree:
         return {"class": name, "fields": dict(self._fields[name])}
 
     def names(self) -> list[str]:
-        """The defined classes, the newest first, then the target's own."""
+        """The names of all classes: those that the example defined, newest first, then the target's own."""
         return [*reversed(self.bases), *(info["name"] for info in self.stock)]
 
     def possible_bases(self) -> list[list[str]]:
-        """The lists of bases for a new class: one base (a chain), or two that are `joinable` (a diamond)."""
+        """All lists of bases that a new class can have: any single class, or two `joinable` classes."""
         number = len(self.bases)
         if number not in self._possible_bases:
             names = self.names()
@@ -98,7 +98,7 @@ class ClassTree:
         return draw(st.sampled_from(self.possible_bases()))
 
     def named_ancestors(self, name: str) -> list[str]:
-        """The class and those of its ancestors that can be its uniform base."""
+        """The names that the class can have as its uniform base: its own, and those of its ancestors."""
         return [n for n in self.names() if n in self.ancestors(name)]
 
     def strangers(self, name: str) -> list[str]:
@@ -107,13 +107,15 @@ class ClassTree:
 
 
 class RegistrationMachine(Machine):
-    """Registers classes, and keeps a simple model of the classes and of what is registered.
+    """Defines, registers, overrides and looks up classes.
 
-    The model knows which registrations are legal; the laws judge whether the target agrees. Look-ups before
-    and after a call show what the call changed.
+    The machine remembers what it has registered, so it knows which registrations are legal. The laws judge
+    whether the target agrees. Look-ups before and after a call show what the call changed.
 
-    There is only one rule, because Hypothesis would leave some of several rules out of an example. The rule
-    draws only what to do and how, because Hypothesis reduces steps with few draws best.
+    The machine has only one rule: if it had several, Hypothesis would leave some of them out of an example.
+    The rule makes only two draws: the kind of action, and one of the ways to do it. Hypothesis reduces steps
+    with few draws best. Each method `ways_to_...` returns the ways of one kind. A way is a list of
+    operations.
     """
 
     def __init__(self, stage: Stage, description: Description, subject: str) -> None:
@@ -122,7 +124,7 @@ class RegistrationMachine(Machine):
         self.managers = list(description["managers"])
         self.registered: dict[str, Registration] = {}
         self.stock: dict[str, RegistryEntry] = {}
-        """The answer of the first look-up of each of the target's own classes."""
+        """For each of the target's own classes, the answer of its first look-up."""
         self.ways = [
             self.ways_to_define,
             self.ways_to_register,
@@ -144,7 +146,7 @@ class RegistrationMachine(Machine):
             self.perform(data.draw(st.sampled_from(ways)))
 
     def ways_to_define(self) -> list[list[Step]]:
-        """Define a spec class and look up its ancestors, or define a manager class."""
+        """Define a spec class and look up its ancestors for the first time, or define a manager class."""
         if len(self.tree.bases) == MAX_CLASSES:
             return []
         name = f"Vendor{len(self.tree.bases)}"
@@ -165,7 +167,7 @@ class RegistrationMachine(Machine):
         return [look_ups(self.tree, [name]) for name in self.tree.names()]
 
     def ways_to_contradict(self) -> list[list[Step]]:
-        """Register a class in conflict with its entry. A class without an entry is registered just before."""
+        """Register a class, then register it again with another manager or another uniform base."""
         ways = []
         for name in self.tree.bases:
             first: Registration = {"spec_class": name, "manager": self.managers[0], "base": None}
@@ -187,18 +189,21 @@ class RegistrationMachine(Machine):
         return ways
 
     def ways_to_register_again(self) -> list[list[Step]]:
-        """Repeat a registration. For one of the target's own classes, register what its look-up returned."""
+        """Repeat a registration.
+
+        For the target's own classes, register the entry that their look-up returned.
+        """
         known = list(self.registered.values())
         for name, entry in self.stock.items():
             if entry["manager"] is not None:
                 known.append({"spec_class": name, "manager": entry["manager"], "base": entry["base"]})
-        # That a class is its own base can be written as its name or as None.
+        # A class that is its own uniform base can be registered with its name as the base, or with None.
         named: list[Registration] = [{**r, "base": r["spec_class"]} for r in known if r["base"] is None]
         unnamed: list[Registration] = [{**r, "base": None} for r in known if r["base"] == r["spec_class"]]
         return [self.between_look_ups(call) for call in calls(known + named + unnamed)]
 
     def ways_to_override(self) -> list[list[Step]]:
-        """Override a class that has an entry or, wrongly, one that has none."""
+        """Override the entry of a class. If the class has no entry, the target should refuse."""
         possible = [o for name in self.tree.names() for o in overrides(self.tree, self.managers, name)]
         return [self.between_look_ups(step("registry.override", **override)) for override in possible]
 
@@ -211,13 +216,13 @@ class RegistrationMachine(Machine):
         return [*around, call, *around]
 
     def look_ups_for(self, call: Step) -> list[Step]:
-        """Look-ups of the class of a call, and of a class that derives from it."""
+        """Look-ups of the class that a call registers or overrides, and of one class derived from it."""
         name = call["args"]["spec_class"]
         followers = [other for other in self.tree.bases if name in self.tree.ancestors(other) - {other}]
         return look_ups(self.tree, [name, *followers[-1:]])
 
     def perform(self, steps: Iterable[Step]) -> None:
-        """Perform the steps, and update the model."""
+        """Perform the operations, and remember what they define, register and return."""
         for each in steps:
             arguments, outcome = each["args"], self.stage.perform(each["op"], **each["args"])
             if each["op"] == "registry.define_spec":
@@ -264,13 +269,13 @@ def registrations(tree: ClassTree, managers: list[str], name: str) -> list[Regis
 
 
 def strange(tree: ClassTree, managers: list[str], name: str) -> list[Registration]:
-    """Registrations of the class with a uniform base that is not its ancestor."""
+    """Illegal registrations of the class: their uniform bases are not ancestors of the class."""
     bases = tree.strangers(name)
     return [{"spec_class": name, "manager": manager, "base": base} for base in bases for manager in managers]
 
 
 def conflicts(tree: ClassTree, managers: list[str], first: Registration) -> list[Registration]:
-    """Registrations of the same class with another manager, or with another uniform base."""
+    """Registrations of the same class that conflict with `first`, in the manager or in the uniform base."""
     own = first["base"] or first["spec_class"]
     bases = [base for base in tree.named_ancestors(first["spec_class"]) if base != own]
     other: list[Registration] = [{**first, "manager": manager} for manager in managers]
@@ -278,9 +283,9 @@ def conflicts(tree: ClassTree, managers: list[str], first: Registration) -> list
 
 
 def overrides(tree: ClassTree, managers: list[str], name: str) -> list[dict[str, Any]]:
-    """Every legal override of the manager, the uniform base, or both.
+    """Every legal override of the class's manager, uniform base, or both.
 
-    Overrides that name only the base are repeated, so that they are drawn as often as others.
+    An override of only the base is listed once for each manager, so that it is drawn as often as the others.
     """
     bases = [None, *tree.named_ancestors(name)]
     both = [(manager, base) for base in bases for manager in [*managers, None] if manager or base]
@@ -289,7 +294,10 @@ def overrides(tree: ClassTree, managers: list[str], name: str) -> list[dict[str,
 
 
 def partners(tree: ClassTree, first: str) -> list[str]:
-    """The classes that share an ancestor of role `layer` with this one, and one class that does not."""
+    """The classes that are related to `first`, and one class that is not.
+
+    Two classes are related if they have a common ancestor. Ancestors of role `base` do not count.
+    """
     names = tree.names()
     layers = {name: tree.ancestors(name).intersection(names) for name in names}
     related = [name for name in names if layers[first] & layers[name]]
@@ -298,13 +306,15 @@ def partners(tree: ClassTree, first: str) -> list[str]:
 
 @dataclass
 class Start:
-    """The start of a process: definitions of classes, then the calls that register them."""
+    """The first operations in a process: they define classes and register them."""
 
     tree: ClassTree
     setup: list[Step] = field(default_factory=list)
+    """Defines the classes, and installs the platform's hook."""
     calls: list[Step] = field(default_factory=list)
+    """Registers classes directly."""
     hooked: list[str] = field(default_factory=list)
-    """The classes that the platform's hook registers."""
+    """The names of the classes that the platform's hook registers."""
 
 
 def draw_start(draw: Draw, description: Description) -> Start:
@@ -326,7 +336,7 @@ def draw_start(draw: Draw, description: Description) -> Start:
 
 
 def some_name(tree: ClassTree) -> SearchStrategy[str]:
-    """A strategy for class names: half of the time a defined class, otherwise one of the target's own."""
+    """Draws the name of a class: half of the time a class of the example, else one of the target's own."""
     return st.sampled_from(list(tree.bases)) | st.sampled_from([info["name"] for info in tree.stock])
 
 
@@ -337,17 +347,18 @@ def define(start: Start, name: str, bases: list[str]) -> str:
 
 
 def orders(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Make the same registrations in two processes: first after the built-ins, then in any order.
+    """Make the same registrations in two processes, then look up the same classes in both.
 
-    The second process may not initialise the registry at all. Then its first look-up registers the built-ins.
-    The target should refuse an override of a class that is not registered yet, so the second process repeats
-    the override at the end.
+    The first process initialises the registry, registers, then overrides. The second process does the same in
+    a drawn order. It may leave out the initialisation: then its first look-up registers the built-in classes.
+    If the second process overrides a class before it registers the class, the target should refuse. So the
+    second process repeats this override at the end.
     """
     start = draw_start(draw, description)
     replaced: list[Step] = []
     if can_override(description):
         called = [call["args"]["spec_class"] for call in start.calls]
-        # A plugin's own classes are there only when the hook has run.
+        # A plugin's own classes are registered only after the hook has run.
         stock = [info["name"] for info in start.tree.stock if info.get("origin") != "plugin"]
         for name in draw(st.lists(st.sampled_from([*called, *stock]), max_size=2, unique=True)):
             override = draw(st.sampled_from(overrides(start.tree, description["managers"], name)))
@@ -372,11 +383,11 @@ def _is_early(call: Step, later: list[Step]) -> bool:
 
 
 def processes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Make the same registrations in two processes, but let the second one do more before it is initialised.
+    """Make the same registrations in the same order in two processes, then look up the same classes in both.
 
-    The second process looks up classes between registrations, defines more classes, and may be initialised
-    twice. So its number of classes, their memory addresses and its earlier look-ups differ. Its registrations
-    and their order are the same.
+    The second process also looks up classes between the registrations, defines more classes, and may
+    initialise the registry twice. So its classes have other memory addresses and another number, and look-ups
+    came earlier.
     """
     start = draw_start(draw, description)
     looked_up = draw(st.lists(some_name(start.tree), min_size=1, max_size=4, unique=True))
@@ -394,9 +405,9 @@ def processes(draw: Draw, stage: Stage, description: Description, subject: str) 
 
 
 def agreement(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Start a process, perhaps override a class, and ask whether layers of two classes are uniform.
+    """Register some classes, perhaps override one, and ask whether specs of two classes are uniform.
 
-    If the two classes have the same fields, the specs have equal values.
+    If the two classes have the same fields, the two specs have the same values.
     """
     start = draw_start(draw, description)
     tree = start.tree
@@ -413,14 +424,15 @@ def agreement(draw: Draw, stage: Stage, description: Description, subject: str) 
 
 
 RACE_POINTS = 12
-"""The number of points at which a race interrupts a thread."""
+"""The number of points at which a race interrupts the first thread."""
 
 
 def races(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Make the first look-ups in two or three threads. One of them may initialise or register instead.
+    """Look up classes in two or three threads, before anything else uses the registry.
 
-    A thread looks up one of the target's own classes, a class that the hook registers, or one that the same
-    thread has registered. So the answer is the same in any order.
+    One thread may initialise the registry instead, or first register the class that it looks up. Other
+    threads look up one of the target's own classes, or a class that the hook registers. So the order of the
+    threads does not change what a correct registry answers.
     """
     start = Start(ClassTree(description))
     stock = [info["name"] for info in start.tree.stock]
@@ -447,12 +459,15 @@ def races(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def refusals(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Make a legal registration, then a call that must be refused. Do it with asserts and without."""
+    """Make a legal registration, then a call that the target must refuse.
+
+    Do this in two processes: one with Python's asserts, and one without them (`-O`).
+    """
     start, managers = Start(ClassTree(description)), description["managers"]
     tree = start.tree
     define(start, "Vendor0", tree.draw_bases(draw))
     legal = draw(st.sampled_from(registrations(tree, managers, "Vendor0")))
-    # Classes of role `base` describe no layer, so they are not registered.
+    # No manager is registered for classes of role `base`, because they describe no layer.
     abstract = [info["name"] for info in description["classes"] if info["role"] == "base"]
     match draw(st.sampled_from(["conflict", "base", *(["unregistered"] if abstract else [])])):
         case "conflict":

@@ -1,7 +1,8 @@
-"""Engines for the laws of the shadow: long examples, in which kvref sees only what a model runner gets.
+"""Engines for the laws of the shadow, which check whether requests read what they computed.
 
-A subject is a spec class, or `HYBRID`: groups of several classes, as in models with different kinds of
-layers.
+The examples are long, and kvref sees only what a model runner gets from the cache (see docs/architecture.md).
+A subject is a spec class, or `HYBRID`: caches with groups of several spec classes, as in models with
+different kinds of layers.
 """
 
 from __future__ import annotations
@@ -19,29 +20,28 @@ from kvref_strategies.specs import judged
 from kvref_strategies.workload import Description, Draw, Driven, Machine, Stage, Subjects, Workload
 
 HYBRID = "several classes"
-"""The subject of caches whose groups may be of any class."""
+"""The subject for caches with groups of several spec classes."""
 
 
 def _of_decoders(description: Description) -> list[str]:
-    """The classes that one model may combine: all but those of cross attention."""
+    """The spec classes that one model may combine: all that are drawn, except cross attention."""
     kinds = {info["name"]: kind_of(info) for info in judged(description)}
     subjects = cache_subjects(description)
     return [name for name in kinds if subjects[name] is None and kinds[name] != "CrossAttentionSpec"]
 
 
 def shadow_subjects(description: Description) -> Subjects:
-    """The subjects of `cache_subjects`, and `HYBRID` if one model can combine several of the classes."""
+    """The subjects of `cache_subjects`, and `HYBRID` if one model can combine several of these classes."""
     subjects = cache_subjects(description)
     return {**subjects, HYBRID: None} if len(_of_decoders(description)) > 1 else subjects
 
 
 def shadow_setups(draw: Draw, description: Description, subject: str) -> Setup:
-    """Draw the setup of an engine, as `setups` does, for layers of one class or, for `HYBRID`, of several.
+    """Draw the setup of an engine, as `caches.setups` does. With `HYBRID`, groups may have any spec class.
 
-    Many setups have draft tokens and several steps in flight. Then a rejected draft lowers the number of
-    computed tokens. Recurrent layers with drafts get one step at a time: with several in flight, only the
-    model runner knows where their states are. No request is withdrawn from a step: that is for the workload
-    `cache.withdrawn`.
+    A third of the setups have draft tokens wherever the layers allow them, also with several steps in flight.
+    Recurrent layers with draft tokens get one step at a time: with several in flight, only the model runner
+    knows where the states are. No request is withdrawn from a step: the workload `cache.withdrawn` does that.
     """
     ahead = draw(st.sampled_from([False, False, True]))
     if subject != HYBRID:
@@ -61,7 +61,7 @@ def shadow_setups(draw: Draw, description: Description, subject: str) -> Setup:
 
 
 class ShadowMachine(Machine):
-    """Runs an engine. Each call of the rule takes one of the actions that are possible at that moment."""
+    """Runs an engine. Each call of the rule makes the engine take one of the possible actions."""
 
     @initialize(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -74,14 +74,13 @@ class ShadowMachine(Machine):
 
 
 def drive(stage: Stage, description: Description, setup: dict[str, Any], choices: Iterable[int]) -> None:
-    """Run the engine of `ShadowMachine` with this setup and these choices."""
+    """Run the same engine as `ShadowMachine`, with this setup and these choices."""
     engine = Engine(stage, Setup(**setup), description["parts"], tables_only=True)
     for choice in choices:
         engine.go_on(choice)
 
 
 def drawn(draw: Draw, description: Description, subject: str) -> dict[str, Any]:
-    """Draw the setup for `drive`."""
     return asdict(shadow_setups(draw, description, subject))
 
 

@@ -1,7 +1,8 @@
 """The shadow on real memory: an engine writes content through each layer's views, and reads it back.
 
-The engine has one step at a time, and the step runs as soon as it is submitted. The engine compares the
-content of blocks, layer by layer. It skips missing blocks, because the workload `shadow.machine` finds them.
+The shadow checks whether requests read what they computed (see docs/architecture.md). Here the engine has one
+step at a time, and the step runs as soon as it is submitted. The engine compares the content of blocks layer
+by layer. It skips positions without a block, because the laws of the workload `shadow.machine` report those.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from kvref_strategies.tensors import draw_arguments, draw_layers, tensor_subject
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 WINDOWED = ("SlidingWindowSpec", "SlidingWindowMLASpec")
-"""Kinds whose layers read a sliding window."""
+"""The spec classes of layers with a sliding window."""
 
 
 class TensorEngine(Engine):
     """An engine that also writes and reads memory as a model runner does, with marks in place of content.
 
-    A mark is a number that stands for a prefix of tokens in a layer. Other prefixes or layers have other
-    marks.
+    A mark is a number that stands for the content of one token: it depends on the token's layer and on all
+    tokens up to this one. Different layers and different prefixes have different marks.
 
     Args:
-        layers: for each group, the layers that own a cache, each with the layers that share its cache.
+        layers: for each group, the layers that own a cache, each with a list of the layers that share it.
     """
 
     def __init__(
@@ -47,14 +48,15 @@ class TensorEngine(Engine):
         self._states: dict[tuple[str, int], int] = {}
         self._loads: dict[str, tuple[int, int]] = {}
         self._awaited: set[str] = set()
-        """Requests whose loads have not been written yet."""
+        """The requests whose loaded tokens the engine has not yet written to memory."""
         self._copies: list[dict[str, int]] = []
         self._excused: set[str] = set()
-        """Requests whose reads are not compared, because a load went wrong."""
+        """The requests that the engine does not check, because a load of theirs failed."""
         self._tried: set[str] = set()
-        """Layers that have been compared with a wrong mark, to see that they notice."""
+        """The layers that the engine has once compared with wrong marks, to see that the target reports
+        them."""
 
-    # What the engine learns from operations.
+    # The engine notes what it needs from the answers of operations.
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         answer = super().ask(operation, **arguments)
@@ -95,7 +97,7 @@ class TensorEngine(Engine):
         super().fail(request, pick)
         self._excused.add(request.name)
 
-    # What a step computes.
+    # What a step writes and reads.
 
     def close(self, step: Step, pick: Pick) -> None:
         starts = [(each.request, each.request.computed, each.tokens) for each in step.scheduled]
@@ -181,7 +183,7 @@ class TensorEngine(Engine):
                     self._perform("compare_slots", layer, slots, [mark + 1 for mark in true], told="nobody")
 
     def _slots(self, request: Request, number: int, first: int, end: int) -> tuple[list[int], list[int]]:
-        """The slots of these positions in a group, and the marks of the positions. Skips missing blocks."""
+        """The slots and the marks of these positions in a group, without positions that have no block."""
         group, table = self.setup.groups[number], self._tables[request.name][number]
         content, size = self._content[request.name], _size(group)
         slots, marks = [], []
@@ -192,7 +194,7 @@ class TensorEngine(Engine):
         return slots, marks
 
     def _copy(self) -> None:
-        """Make the step's copies in every layer of the groups whose block tables have the destination."""
+        """Make the copies of the step, in each group in which a block table has the destination."""
         for copy in self._copies:
             for number, group in enumerate(self.setup.groups):
                 if any(copy["destination"] in table[number] for table in self._tables.values()):
@@ -207,7 +209,7 @@ class TensorEngine(Engine):
                         )
         self._copies = []
 
-    # Recurrent states: one for each block.
+    # Recurrent states: there is one for each block.
 
     def _write_state(self, request: Request, number: int, place: int, end: int) -> None:
         table, content = self._tables[request.name][number], self._content[request.name]
@@ -268,11 +270,12 @@ def shadow_engine(
 ) -> TensorEngine | None:
     """Allocate memory, and make an engine for the allocated groups.
 
-    Returns None if the target refuses, or if the plan has changed the spec of a group.
+    Returns None if the target refuses, or if the planner gave a group pages of another size.
 
     Args:
         arguments: the arguments of `tensors.allocate`.
-        options: settings of the engine: `batch` (the most tokens of a step), `drafts`, `loads`, `whole`.
+        options: settings of the engine: `batch` is the most tokens of a step; `drafts`, `loads` and `whole`
+            are as in `Setup`.
     """
     made = stage.perform("tensors.allocate", **arguments)
     if "value" not in made:
@@ -288,7 +291,7 @@ def shadow_engine(
         built = stage.perform("specs.build", spec=owners[first])
         page = made["value"]["layers"][first]["page_size_bytes"]
         if "value" not in built or built["value"]["page_size_bytes"] != page:
-            return None  # the plan has changed the spec
+            return None  # the planner has changed the spec
         kind = kind_of(class_info(description, owners[first]["class"])) or ""
         groups.append({"spec": owners[first], "eagle": False, "kind": kind})
     sizes = [_size(group) for group in groups]
@@ -314,7 +317,7 @@ def shadow_engine(
 def _with_kept_states(
     description: Description, layers: dict[str, SpecDescriptor]
 ) -> dict[str, SpecDescriptor]:
-    """The same layers, with recurrent layers in the mode that caches states at the ends of steps."""
+    """The same layers. Recurrent layers get the mode "align", which caches states at the ends of steps."""
     return {
         name: {**spec, "fields": {**spec["fields"], "mamba_cache_mode": "align"}}
         if declares(class_info(description, spec["class"]), "mamba_cache_mode")
@@ -333,7 +336,7 @@ def subjects(description: Description) -> Subjects:
 
 
 def on_memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate memory, and let an engine take 20 to 60 actions that are possible then."""
+    """Allocate memory, and let an engine take 20 to 60 actions."""
     layers = _with_kept_states(description, draw_layers(draw, stage, description, subject))
     if not layers:
         return

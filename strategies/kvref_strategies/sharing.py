@@ -1,4 +1,9 @@
-"""Layers that share another layer's cache: legally, as in models, or illegally, with no cache to share."""
+"""Layers that share the caches of other layers.
+
+Each sharing layer has a target, the layer whose cache it uses. The target may be a sharing layer, too. If you
+go from target to target, a legal sharing layer *leads* to a layer that owns a cache. In illegal examples,
+some sharing layers lead into a cycle, or to a layer that has no cache.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,16 @@ from kvref_strategies.tensors import draw_layers, layouts_for, tensor_subjects
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 NUMBER = st.one_of(st.integers(1, 4), st.integers(1, 60))
-"""The number of sharing layers: few, or more than any model has."""
+"""The number of sharing layers: often few, sometimes more than any model has."""
 
 A_FEW = st.integers(0, 3)
 
 LONGEST_CYCLE = 8
-"""Short enough for an error message to name every layer of it."""
+"""The most layers in a cycle, or in a chain that leads to no cache. An error message can name this many."""
 
 KINDS = ("attention", "other heads", "windows")
-"""Families of `tensors` whose layers can be shared: equal pages, different pages, shared memory."""
+"""The families of `tensors` in which layers share caches: with pages of one size, with pages of two sizes,
+and with groups that share memory."""
 
 STEPS = 6
 """The most writes in an example."""
@@ -25,12 +31,12 @@ STEPS = 6
 Pairs = list[tuple[str, str]]
 """Sharing layers with their targets."""
 
-# Layers are numbered: first the owners, then the sharing layers, and last one layer that neither owns nor
-# shares a cache. `targets` has the target of each sharing layer, in the order in which they were drawn.
+# Owners are the layers that own a cache. All layers of an example are numbered: first the owners, then the
+# sharing layers, and last one layer that neither owns nor shares a cache. `targets` has the number of each
+# sharing layer's target. The sharing layers come in the order in which they were drawn.
 
 
 def _draw_groups(draw: Draw) -> list[list[str]]:
-    """Draw groups of layers that own a cache."""
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     return [
         [f"layer.{sum(sizes[:place]) + each}" for each in range(size)] for place, size in enumerate(sizes)
@@ -42,15 +48,21 @@ def _count(groups: list[list[str]]) -> int:
 
 
 def _grow(draw: Draw, targets: list[int], number: int, owners: int) -> None:
-    """Add sharing layers. Each one targets an earlier layer, an owner twice as often as a sharing layer."""
+    """Add sharing layers to `targets`. The target of each is a drawn owner or an earlier sharing layer.
+
+    Each owner is drawn twice as often as each sharing layer.
+    """
     for _ in range(number):
-        # One number for each, because Hypothesis reduces that best.
+        # One drawn number decides a target, because Hypothesis reduces that best.
         drawn = draw(st.integers(0, 2 * owners + len(targets) - 1))
         targets.append(drawn if drawn < owners else drawn - owners)
 
 
 def _listings(draw: Draw, targets: list[int], owners: int) -> tuple[Pairs, Pairs]:
-    """The sharing layers with their targets, in two orders: as drawn, and as a model may list them."""
+    """Return the sharing layers with their targets in two orders: as drawn, and as a model may list them.
+
+    A model may list the sharing layers in any order. Their names follow this order.
+    """
     numbers = [draw(st.integers(0, len(targets))) for _ in targets]
     order = sorted(range(len(targets)), key=lambda drawn: numbers[drawn])
     place = {drawn: listed for listed, drawn in enumerate(order)}
@@ -64,9 +76,10 @@ def _listings(draw: Draw, targets: list[int], owners: int) -> tuple[Pairs, Pairs
 
 
 def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Join layers whose targets lead to owners: first with each layer after its target, then in any order.
+    """Add sharing layers to groups. Each of them leads to a layer that owns a cache.
 
-    Perhaps join them twice, as an engine with a draft model does.
+    First each sharing layer is listed after its target, then the list has any order. Perhaps add the layers
+    twice, as an engine with a draft model does.
     """
     groups = _draw_groups(draw)
     owners, number = _count(groups), draw(NUMBER)
@@ -76,7 +89,7 @@ def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> 
     else:
         targets.append(draw(st.integers(0, owners - 1)))
         for place in range(1, number):
-            # The target is the latest sharing layer, or any of them, or the owner of all.
+            # Chains: the target is the latest sharing layer. Trees: it is any of them, or the owner of all.
             earlier = place if subject == "chains" else draw(st.integers(0, place))
             targets.append(owners + earlier - 1 if earlier else targets[0])
     drawn, listed = _listings(draw, targets, owners)
@@ -88,7 +101,10 @@ def graphs(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def cycles(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Join layers. Some of them form a cycle. Others lead into the cycle, or share the cache of an owner."""
+    """Add sharing layers to groups, some of which form a cycle: each has the next one as its target.
+
+    Other sharing layers lead into the cycle, or share the cache of an owner.
+    """
     groups = _draw_groups(draw)
     owners, targets = _count(groups), list[int]()
     length = 1 if subject == "self-loops" else draw(st.integers(2, LONGEST_CYCLE))
@@ -101,7 +117,10 @@ def cycles(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def dangling(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Join layers. One targets a layer without a cache. Others lead to it, or share an owner's cache."""
+    """Add sharing layers to groups. The target of one of them neither owns nor shares a cache.
+
+    Other sharing layers lead to that one, or share the cache of an owner.
+    """
     groups = _draw_groups(draw)
     owners, targets = _count(groups), list[int]()
     _grow(draw, targets, draw(A_FEW), owners)
@@ -116,10 +135,11 @@ def dangling(draw: Draw, stage: Stage, description: Description, subject: str) -
 
 
 def tensors(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate layers, perhaps first without the sharing ones. Write through one layer, read through another.
+    """Allocate caches, then repeatedly write a block through one layer and read a block through another.
 
-    If both layers use the same cache and block, read after the write; else read before and after it. Block 0
-    is not used, because requests never hold it.
+    If the two layers use the same cache and the two blocks are the same, read only after the write. Otherwise
+    also read before the write, so that a law can compare. Block 0 is never used, because no request holds it.
+    Perhaps allocate once without the sharing layers before all this.
     """
     layers = draw_layers(draw, stage, description, subject)
     if not layers:

@@ -1,4 +1,4 @@
-"""Specs of layers that may share a group: merge them in different orders, ask whether they are uniform."""
+"""Draws specs of layers that may share a group, merges them in two orders, and asks if they are uniform."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from kvref_strategies.specs import (
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 VENDOR = "VendorSpec"
-"""A class that a vendor derives from the subject. It has the subject's entry in the registry."""
+"""A vendor's class, derived from the subject. It is not registered: look-ups find the subject's entry."""
 
 LONE_VENDOR = "LoneVendorSpec"
-"""A class that a vendor derives from the subject, registered as its own uniform base."""
+"""A vendor's class, derived from the subject. It is registered as its own uniform base."""
 
 UNPLANNED = "EncoderOnlyAttentionSpec"
-"""A class whose layers keep nothing between steps: planners never get one, and it is not registered."""
+"""A class whose layers keep nothing between steps. It is not registered, and planners never get its specs."""
 
 
 def merge_orders(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build two or three specs, of the subject and perhaps one other class, and merge them in two orders."""
+    """Build two or three specs, and merge them in two orders. They may be of two classes."""
     for specs in _draw_lists(draw, stage, description, subject, [VENDOR]):
         if all("value" in stage.perform("specs.build", spec=spec) for spec in _distinct(specs)):
             stage.perform("specs.merge", specs=specs)
@@ -42,7 +42,7 @@ def merge_orders(draw: Draw, stage: Stage, description: Description, subject: st
 
 
 def uniformity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Ask whether layers with two or three specs are of one type, with the specs in two orders."""
+    """Ask whether a planner treats layers with these two or three specs as one type. Ask in two orders."""
     registry = "registry" in description["parts"]
     if registry:
         stage.perform("registry.initialise")
@@ -70,7 +70,10 @@ def _draw_lists(
 def _draw_specs(
     draw: Draw, stage: Stage, description: Description, subject: str, vendors: list[str]
 ) -> list[SpecDescriptor]:
-    """Draw a spec of the subject, and one or two others: equal, different in a field, or of another class."""
+    """Draw a spec of the subject, and one or two more specs.
+
+    These may equal the first spec, differ from it in one field, or have another class.
+    """
     info = class_info(description, subject)
     first = draw(descriptors(info))
     later = _later_classes(description, subject)
@@ -95,13 +98,19 @@ def _draw_specs(
 
 
 def _later_classes(description: Description, subject: str) -> list[str]:
-    """The classes listed after the subject, so that each pair of classes belongs to one subject."""
+    """The classes that the target lists after the subject.
+
+    Each subject is compared only with these. So no pair of classes is compared twice.
+    """
     drawable = [name for name, reason in spec_subjects(description).items() if reason is None]
     return [name for name in drawable[drawable.index(subject) + 1 :] if _may_be_planned(description, name)]
 
 
 def _may_be_planned(description: Description, name: str) -> bool:
-    """Whether a planner may get layers of the class. If the target has a registry, its look-ups decide."""
+    """Whether planners get layers of the class, and so the class is drawn.
+
+    If the target has a registry, every class is drawn: look-ups show the law which classes are registered.
+    """
     return "registry" in description["parts"] or UNPLANNED not in class_info(description, name)["mro"]
 
 
@@ -123,9 +132,9 @@ def derive_vendor(draw: Draw, stage: Stage, spec: SpecDescriptor, name: str) -> 
 
 
 def _as_class(spec: SpecDescriptor, name: str, info: SpecClassInfo) -> SpecDescriptor:
-    """A spec of the class `name` that is as similar to `spec` as is legal.
+    """A legal spec of the class `name` with as many of the values of `spec` as possible.
 
-    `info` describes the class, or the class that it derives from.
+    `info` describes the class `name` or, if that is a vendor's class, the class from which it derives.
     """
     common = {field: value for field, value in spec["fields"].items() if declares(info, field)}
     alike = {field: value for field, value in common.items() if value in menu(info, field)}

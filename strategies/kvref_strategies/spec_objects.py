@@ -1,4 +1,4 @@
-"""Specs as objects: compare them, try to change them, pickle them, build them with illegal values."""
+"""Treats specs as Python objects: compares, changes and pickles them, and builds them with illegal values."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ILLEGAL: dict[str, list[Any]] = {
     "shapes": [[[-4, 8]]],
     "dtypes": [[]],
 }
-"""Values that make no sense. Where some implementations take 0 or -1 for "none", they are left out."""
+"""Illegal values of each field. 0 and -1 are left out where some implementations read them as "none"."""
 
 COMPRESSIONS = ("tokens_per_state", "compress_ratio")
-"""Fields that say how many tokens are stored as one: at most as many as a block has."""
+"""The fields that say how many tokens one stored state covers. More tokens than a block has are illegal."""
 
 
 def identity(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec. Then build it twice and compare the two, or try to change each of its fields."""
+    """Build a spec. Then either build it twice and compare the two, or try to change each of its fields."""
     spec = draw(descriptors(class_info(description, subject)))
     if "value" in stage.perform("specs.build", spec=spec):
         stage.perform(draw(st.sampled_from(["specs.twins", "specs.mutable_fields"])), spec=spec)
@@ -50,13 +50,16 @@ def pickling(draw: Draw, stage: Stage, description: Description, subject: str) -
 
 
 def illegal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a simple spec of a class with the field `subject`, then the same spec with an illegal value."""
+    """Build a spec of a class that has the field `subject`.
+
+    Then build it with an illegal value in this field.
+    """
     info = class_info(description, draw(st.sampled_from(_classes_by_field(description)[subject])))
     spec = minimal(info)
     built = stage.perform("specs.build", spec=spec)
     if "value" in built:
         value = draw(st.sampled_from(_illegal_values(subject, spec, built["value"])))
-        # Not `with_field`, which would make it legal.
+        # `with_field` is not used here, because it would make the spec legal.
         stage.perform("specs.build", spec={**spec, "fields": {**spec["fields"], subject: value}})
 
 
@@ -68,7 +71,7 @@ def _illegal_values(field: str, spec: SpecDescriptor, facts: dict[str, Any]) -> 
 
 
 def _classes_by_field(description: Description) -> dict[str, list[str]]:
-    """The fields for which kvref knows an illegal value, each with the classes that have it."""
+    """Each field for which kvref knows an illegal value, with the classes that have this field."""
     classes: dict[str, list[str]] = {}
     for info in judged(description):
         for field in (f["name"] for f in info["fields"] if missing_menu(info) is None):

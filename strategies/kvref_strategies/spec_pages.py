@@ -1,4 +1,4 @@
-"""Sizes in bytes: of the pages of specs, and of the memory that a request may need."""
+"""Asks for sizes in bytes: the page sizes of specs, and the most memory that a request needs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from kvref_strategies.specs import (
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 IN_FLIGHT = [128, 1, 16, 2048]
-"""Tokens that may be in flight: those of one step, or of several."""
+"""The values of `max_in_flight_tokens`."""
 
 ENCODER_TOKENS = 1500
 
 WINDOWED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
-"""Kinds that free the blocks behind their window."""
+"""The spec classes of layers that free the blocks behind their window or chunk."""
 
 
 def pages(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, then perhaps the same one with other block sizes, and with a larger page."""
+    """Build a spec. Then perhaps build it with other block sizes, and with a larger page."""
     info = class_info(description, subject)
     spec = _with_declared(description, draw(descriptors(info, often=("head_size_v",))))
     spec["fields"].update(draw(st.sampled_from(_formats(description, info))))
@@ -44,17 +44,20 @@ def pages(draw: Draw, stage: Stage, description: Description, subject: str) -> N
 
 
 def _with_declared(description: Description, spec: SpecDescriptor) -> SpecDescriptor:
-    """The spec, with the page scaling that the target declares for its class, for the laws to read."""
+    """Add to the spec the page scaling that the target declares for the spec's class. The laws read it."""
     scaling = description["capabilities"].get("page_scaling", {}).get(spec["class"])
     return {**spec, "declared": {"page_scaling": scaling}} if scaling else spec
 
 
 def _formats(description: Description, info: SpecClassInfo) -> list[dict[str, Any]]:
-    """The fields of each storage format: plain, packed by a backend, quantised with scales in the page."""
+    """For each storage format, the fields that select it.
+
+    The formats are: plain, packed by a backend, and quantised with the scales in the page.
+    """
     defaults = {field["name"]: field.get("default") for field in info["fields"]}
     formats: list[dict[str, Any]] = [{}]
     formats += [{field: 656} for field in ("state_content_bytes", "tq_slot_size") if field in defaults]
-    # Without the capability the scales are part of a packed format.
+    # If the target does not declare `quant_scales`, its scales are part of a packed format.
     mode = defaults.get("kv_quant_mode")
     if description["capabilities"].get("quant_scales") and isinstance(mode, dict):
         mode = {**mode, "name": "INT8_PER_TOKEN_HEAD"}
@@ -63,7 +66,7 @@ def _formats(description: Description, info: SpecClassInfo) -> list[dict[str, An
 
 
 def memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, and ask for the maximum memory of a request at growing values of `max_model_len`."""
+    """Build a spec, and ask for the most memory of a request with growing values of `max_model_len`."""
     spec = draw(descriptors(class_info(description, subject)))
     in_flight = draw(st.sampled_from(IN_FLIGHT))
     lengths = draw(st.lists(st.integers(1, 40_000), min_size=2, max_size=4, unique=True))
@@ -71,7 +74,10 @@ def memory(draw: Draw, stage: Stage, description: Description, subject: str) -> 
 
 
 def window_memory(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Like `memory`, with lengths around the one at which the memory of a windowed layer stops growing."""
+    """Like `memory`, for layers with a window.
+
+    The memory of a request stops growing at a certain length. Half of the drawn lengths are just above it.
+    """
     spec = draw(descriptors(class_info(description, subject)))
     fields = spec["fields"]
     in_flight = draw(st.sampled_from(IN_FLIGHT))
@@ -95,7 +101,7 @@ def _ask_memory(stage: Stage, spec: SpecDescriptor, in_flight: int, lengths: lis
 
 
 def window_subjects(description: Description) -> Subjects:
-    """The classes of a windowed kind, as in `spec_subjects`."""
+    """The subjects of `spec_subjects` whose class is, or derives from, one of `WINDOWED`."""
     windowed = [info["name"] for info in description["classes"] if set(WINDOWED) & set(info["mro"])]
     subjects = {name: reason for name, reason in spec_subjects(description).items() if name in windowed}
     return subjects or {"": "the target has no windowed spec class"}

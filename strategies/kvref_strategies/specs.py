@@ -1,7 +1,7 @@
-"""Draws spec descriptors for any class of any version. The names of its fields decide the legal values.
+"""Draws spec descriptors for any spec class of any release.
 
-The values are those that an engine would set. The possible values of a field are its *menu*, which begins
-with the simplest one. A descriptor leaves out fields that have their default.
+kvref knows legal values for a field by the field's name: values that an engine would set. These are the
+*menu* of the field, the simplest value first. A descriptor leaves out the fields that have their default.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MENUS: dict[str, list[Any]] = {
     "page_size": [4096, 512],
     "blocks_per_request": [4, 1],
 }
-"""The values of each field besides its default, in the field's own unit. A member of an enum has its name."""
+"""The menu of each field, without its default, in the field's own unit. Enum members are given by name."""
 
 # All heads share one latent vector for each token, and there is no separate V.
 _LATENT: dict[str, list[Any]] = {
@@ -64,7 +64,10 @@ KINDS: dict[str, dict[str, list[Any]]] = {
     # A recurrent state does not depend on the number of tokens.
     "MambaSpec": {"tokens_per_state": []},
 }
-"""Menus for a kind and its derived classes, in place of those above. An empty one keeps the default."""
+"""Menus that apply to a spec class and all classes derived from it, in place of those in `MENUS`.
+
+With an empty menu, the field keeps its default.
+"""
 
 KNOWN_KINDS = (
     "FullAttentionSpec",
@@ -74,19 +77,21 @@ KNOWN_KINDS = (
     "EncoderOnlyAttentionSpec",
     "MambaSpec",
 )
-"""The kinds whose rules the laws know. Classes that derive from one follow its rules."""
+"""The spec classes whose rules the laws know. A class that derives from one of them follows the same
+rules."""
 
 OPTIONAL_WINDOWS = ("sliding_window", "attention_chunk_size")
-"""Fields that mean "no limit" if left out. Full attention merges layers with a limit and layers without."""
+"""Fields that mean "no limit" if they are left out. With full attention, layers with and without a limit can
+be merged."""
 
 ALWAYS = ("sink_len",)
-"""Fields that engines always set, although they have a default."""
+"""Fields that engines always set, although the fields have a default."""
 
 MOST_PAIRS = 6
-"""The most pairs of specs that one example compares. With several, each field comes up in few examples."""
+"""The most pairs of specs that one example compares. Several pairs cover each field with fewer examples."""
 
 PADDINGS = [256, 512, 4096]
-"""Bytes that padding adds to a page. Every dtype stays aligned."""
+"""The bytes that padding may add to a page. They are multiples of the size of every dtype."""
 
 RANGES: dict[str, range] = {
     "block_size": range(1, 2**20 + 1),
@@ -112,7 +117,7 @@ def is_required(field: FieldInfo) -> bool:
 
 
 def menu(info: SpecClassInfo, field: str) -> Sequence[Any]:
-    """The values to draw for `field` of this class; empty if the field keeps its default."""
+    """The values to draw for `field` of this class. It is empty if the field keeps its default."""
     default: Any = None
     for known in info["fields"]:
         if known["name"] == field:
@@ -133,7 +138,8 @@ def menu(info: SpecClassInfo, field: str) -> Sequence[Any]:
 def one_of(values: Sequence[Any]) -> SearchStrategy[Any]:
     """A strategy that draws one of the values.
 
-    From a range it draws an index and computes the value: a solver backend can then treat it as a symbol.
+    If `values` is a range, the strategy draws an index and computes the value from it. So CrossHair can treat
+    the value as a symbol.
     """
     if isinstance(values, range):
         start, step = values.start, values.step
@@ -142,9 +148,9 @@ def one_of(values: Sequence[Any]) -> SearchStrategy[Any]:
 
 
 def widened(description: Description) -> Description:
-    """The description, changed so that a field with a range in `RANGES` may get any value of the range.
+    """A copy of the description in which the menu of each field in `RANGES` is replaced by the field's range.
 
-    A field keeps its menu if the target lists its values, or if the menu has fewer than two values.
+    A field keeps its menu if the menu comes from the target, or if it has fewer than two values.
     """
 
     def widened_field(info: SpecClassInfo, field: FieldInfo) -> Any:
@@ -160,7 +166,7 @@ def widened(description: Description) -> Description:
 
 
 def missing_fields(info: SpecClassInfo) -> list[str]:
-    """The required fields for which neither kvref nor the target has values."""
+    """The required fields of the class for which neither kvref nor the target has a menu."""
     return [f["name"] for f in info["fields"] if is_required(f) and not menu(info, f["name"])]
 
 
@@ -176,12 +182,12 @@ def missing_menu(info: SpecClassInfo) -> str | None:
 
 
 def spec_subjects(description: Description) -> dict[str, str | None]:
-    """Every class of role `layer`, with the reason why no spec of it can be drawn, or None if one can."""
+    """Every class of role `layer`, with None if specs of it can be drawn, else with the reason why not."""
     return {info["name"]: missing_menu(info) for info in description["classes"] if info["role"] == "layer"}
 
 
 def judged(description: Description) -> list[SpecClassInfo]:
-    """The classes to judge: those of the plugin if there is one, else all of role `layer`."""
+    """The classes of role `layer` to judge. If there is a plugin, these are only the plugin's classes."""
     infos = [info for info in description["classes"] if info["role"] == "layer"]
     return [info for info in infos if description["plugin"] is None or info.get("origin") == "plugin"]
 
@@ -196,7 +202,7 @@ def minimal(info: SpecClassInfo) -> SpecDescriptor:
 def descriptors(draw: Draw, info: SpecClassInfo, often: tuple[str, ...] = ()) -> SpecDescriptor:
     """Draw a legal spec of the class.
 
-    Most fields keep their default. Those in `often` have another value half of the time.
+    A field keeps its default three times out of four, or half of the time if it is listed in `often`.
     """
     spec = minimal(info)
     for field in info["fields"]:
@@ -212,7 +218,10 @@ _rarely: SearchStrategy[bool] = st.sampled_from([False, False, False, True])
 
 
 def _legal(spec: SpecDescriptor) -> SpecDescriptor:
-    """Change combinations of values that no engine makes into legal ones."""
+    """Change the fields of the spec so that their values go together as in an engine.
+
+    Return the same spec.
+    """
     fields = spec["fields"]
     if "sliding_window" in fields and "attention_chunk_size" in fields:
         del fields["attention_chunk_size"]
@@ -229,12 +238,12 @@ def _legal(spec: SpecDescriptor) -> SpecDescriptor:
 
 
 def legal_block_sizes(info: SpecClassInfo, spec: SpecDescriptor) -> Sequence[int]:
-    """The block sizes that hold a whole number of stored states and divide `sink_len`."""
+    """The block sizes in the menu that hold a whole number of stored states and divide `sink_len`."""
     fields = spec["fields"]
     tokens: Any = fields.get("tokens_per_state", fields.get("compress_ratio", 1))
     every = menu(info, "block_size")
     if isinstance(every, range):
-        # A symbolic `sink_len` has unknown divisors. 1 is always one.
+        # The divisors of a symbolic `sink_len` are unknown, except for 1.
         return range(1, 2) if "sink_len" in fields else range(tokens, every.stop, tokens)
     sizes = [size for size in every if size % tokens == 0]
     return [size for size in sizes if fields.get("sink_len", size) % size == 0]
@@ -257,7 +266,7 @@ def _padding_subjects(description: Description) -> Subjects:
 
 
 def padding(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, then the same one padded to a larger page."""
+    """Build a spec, then build it with its page padded to a larger size."""
     spec = draw(descriptors(class_info(description, subject)))
     built = stage.perform("specs.build", spec=spec)
     if "value" in built:
@@ -275,7 +284,7 @@ def padded_page(draw: Draw, spec: SpecDescriptor, page: int) -> int:
 
 
 def perhaps_padded(draw: Draw, stage: Stage, info: SpecClassInfo, spec: SpecDescriptor) -> SpecDescriptor:
-    """Build the spec. Sometimes also build it with a larger page, and return that one."""
+    """Build the spec. Sometimes also build it with a larger page, and then return the spec with that page."""
     built = stage.perform("specs.build", spec=spec)
     if "value" not in built or not declares(info, "page_size_padded") or not draw(_rarely):
         return spec
@@ -285,7 +294,7 @@ def perhaps_padded(draw: Draw, stage: Stage, info: SpecClassInfo, spec: SpecDesc
 
 
 def merge_equal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build a spec, perhaps padded, then merge it with itself."""
+    """Build a spec, perhaps with a padded page, then merge it with itself."""
     info = class_info(description, subject)
     spec = perhaps_padded(draw, stage, info, draw(descriptors(info)))
     stage.perform("specs.merge", specs=[spec] * draw(st.integers(1, 3)))
@@ -295,9 +304,10 @@ def merge_equal(draw: Draw, stage: Stage, description: Description, subject: str
 def perturbations(
     draw: Draw, info: SpecClassInfo, mergeable: bool = False
 ) -> list[tuple[SpecDescriptor, SpecDescriptor]]:
-    """Draw pairs of legal specs of the class. The two differ in one field, in another one for each pair.
+    """Draw pairs of legal specs of the class. The two specs of a pair differ in one field.
 
-    They may not share a group. With `mergeable`, one may also lack a window that the other has.
+    Each pair differs in another field. Two specs that differ so may not share a group. With `mergeable`, one
+    pair may have a window in one spec and none in the other. Those two may share a group.
     """
     spec = draw(descriptors(info, often=tuple(field["name"] for field in info["fields"])))
     choices = {f["name"]: _distinct_values(info, f, mergeable) for f in info["fields"]}
@@ -307,7 +317,7 @@ def perturbations(
         places = st.integers(0, len(choices[field]) - 1)
         return st.tuples(st.just(field), st.lists(places, min_size=2, max_size=2, unique=True))
 
-    # A field is drawn together with its values, so that Hypothesis removes both together.
+    # Each field is drawn together with its two values, so that Hypothesis removes all three together.
     drawn = st.lists(
         st.sampled_from(names).flatmap(pairs_of),
         min_size=1,
@@ -321,7 +331,10 @@ def perturbations(
 
 
 def _distinct_values(info: SpecClassInfo, field: FieldInfo, mergeable: bool) -> Sequence[Any]:
-    """Values of the field. Specs with different values may not share a group, unless `mergeable`."""
+    """The values of the field to draw pairs from.
+
+    Without `mergeable`, two specs that differ in two of these values may not share a group.
+    """
     values = menu(info, field["name"])
     if not values or is_required(field) or (field["name"] in OPTIONAL_WINDOWS and not mergeable):
         return values
@@ -330,7 +343,7 @@ def _distinct_values(info: SpecClassInfo, field: FieldInfo, mergeable: bool) -> 
 
 
 def merge_unequal(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Build pairs of specs that differ in one field, or in padding, and merge each pair."""
+    """Build pairs of specs that differ in one field or in their padding, and merge each pair."""
     info = class_info(description, subject)
     for first, second in draw(perturbations(info)):
         built = stage.perform("specs.build", spec=first)
@@ -342,7 +355,10 @@ def merge_unequal(draw: Draw, stage: Stage, description: Description, subject: s
 
 
 def copy(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Copy a spec, perhaps padded, to another block size, and build a new one of that size."""
+    """Copy a spec, perhaps with a padded page, to another block size.
+
+    Then build a spec of that block size.
+    """
     info = class_info(description, subject)
     spec = draw(descriptors(info, often=("alignment",)))
     block_size = draw(one_of(legal_block_sizes(info, spec)))

@@ -1,4 +1,4 @@
-"""A platform that substitutes its own spec classes for stock ones, and plans for layers of the stock ones."""
+"""Replaces stock spec classes with a platform's own, and plans for layers that have stock specs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from kvref_strategies.specs import class_info, descriptors
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 PLATFORM = ("PlatformSpec", "NextPlatformSpec")
-"""The platform's classes. The first derives from the class of a layer, the second from the first."""
+"""The platform's classes. The first derives from a drawn stock class, the second from the first."""
 
 
 def substitutes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Plan for layers before, while and after their class has a substitute.
+    """Plan for layers before their class gets a substitute, while it has one, and after it has lost it.
 
-    The substitute may have a substitute itself. Perhaps try a loop of substitutes, which should be refused.
+    Perhaps the substitute gets a substitute, too. Perhaps try to close a loop of substitutes, which the
+    target should refuse.
     """
     stage.perform("registry.initialise")
     own = draw(st.sampled_from([info["name"] for info in ClassTree(description).stock]))
@@ -36,7 +37,7 @@ def substitutes(draw: Draw, stage: Stage, description: Description, subject: str
     done = list(steps)
     if draw(st.booleans()):
         steps.append((chain[len(done)], draw(st.sampled_from(chain[: len(done)]))))
-    # Undo in any order: the substitutions that remain must still work.
+    # The substitutions are undone in any order: those that remain must still work.
     steps += [(old, None) for old, _ in draw(st.permutations(done))]
     stage.perform("planner.groups", layers=layers)
     for old, new in steps:

@@ -1,4 +1,4 @@
-"""Layers with so little memory that a law can look at every byte, and allocations of them."""
+"""Draws layers with so little memory that a law can look at every byte, and allocates their caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvref_strategies.specs import class_info, declares
 from kvref_strategies.workload import Description, Draw, Stage, Subjects, Workload
 
 BLOCK_SIZES = [4, 8]
-"""In tokens, unless the target lists others for a class."""
+"""The block sizes in tokens, if the target lists no others for a class."""
 
 MAX_LAYERS = 4
 """The most layers that own a cache."""
@@ -21,7 +21,6 @@ MAX_SHARING = 2
 
 
 def block_sizes(description: Description, name: str) -> list[int]:
-    """The block sizes to draw for a class, in tokens."""
     fields = class_info(description, name)["fields"]
     values = next((each.get("values") for each in fields if each["name"] == "block_size"), None)
     return list(values)[:2] if values else BLOCK_SIZES
@@ -41,14 +40,14 @@ def _attention(draw: Draw, stage: Stage, description: Description) -> list[SpecD
 
 
 def _other_heads(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Layers with the same block size and different pages: each has memory of its own."""
+    """Layers with the same block size but different page sizes. They do not share memory."""
     fields = _fields(draw, description)
     heads = draw(st.sampled_from([{"num_kv_heads": 4}, {"head_size": 8}, {"head_size": 3}]))
     return [spec_with(description, "FullAttentionSpec", **each) for each in (fields, {**fields, **heads})]
 
 
 def _windows(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Layers of two kinds, in groups that share memory."""
+    """Layers with full attention and with a sliding window. Their groups share memory."""
     fields = _fields(draw, description)
     return [
         spec_with(description, "FullAttentionSpec", **fields),
@@ -57,7 +56,7 @@ def _windows(draw: Draw, stage: Stage, description: Description) -> list[SpecDes
 
 
 def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Latent attention: two layers. The second one may be an index whose values are bytes."""
+    """Two layers with latent attention (MLA). The second may be a sparse-attention index that keeps bytes."""
     fields = {**_fields(draw, description, "MLAAttentionSpec"), "num_kv_heads": 1}
     layer = spec_with(description, "MLAAttentionSpec", **{**fields, "head_size": 6, "dtype": "torch.float16"})
     index = spec_with(description, "MLAAttentionSpec", **{**fields, "head_size": 4, "dtype": "torch.uint8"})
@@ -65,7 +64,6 @@ def _latent(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 
 
 def _bytes(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Attention with values of one byte."""
     fields = _fields(draw, description)
     dtypes = ["torch.float8_e4m3fn", "torch.int8", "torch.uint8"]
     return [
@@ -75,7 +73,7 @@ def _bytes(draw: Draw, stage: Stage, description: Description) -> list[SpecDescr
 
 
 def _padded(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
-    """Layers whose pages a platform has padded, all or some of them."""
+    """Layers of which all or some have padded pages, as a platform may set them."""
     spec = spec_with(description, "FullAttentionSpec", **_fields(draw, description))
     built = stage.perform("specs.build", spec=spec)
     if "value" not in built:
@@ -88,8 +86,8 @@ def _padded(draw: Draw, stage: Stage, description: Description) -> list[SpecDesc
 def _states(draw: Draw, stage: Stage, description: Description) -> list[SpecDescriptor]:
     """Recurrent layers, perhaps with attention layers.
 
-    Beside attention layers, the pages of recurrent layers are padded to those of attention. A page size is a
-    multiple of the size of the largest dtype, as in all models.
+    If there are attention layers, the pages of recurrent layers are padded to the size of attention pages. A
+    page size is always a multiple of the size of the largest dtype, as in all models.
     """
     shapes = draw(st.sampled_from([[[2, 3]], [[2, 3], [4]], [[4], [1, 2], [2]]]))
     dtypes = draw(
@@ -127,7 +125,7 @@ FAMILIES = {
     "padded pages": Family(("FullAttentionSpec",), _padded),
     "recurrent states": Family(("FullAttentionSpec", "MambaSpec"), _states),
 }
-"""The families by name. The names are subjects."""
+"""The families of layers by name. The names are the subjects of the workloads."""
 
 
 def tensor_subjects(description: Description) -> Subjects:
@@ -143,7 +141,10 @@ def tensor_subjects(description: Description) -> Subjects:
 
 
 def undeclared(description: Description) -> str | None:
-    """The reason why the target cannot be asked to allocate: undeclared capabilities. None if it can."""
+    """The reason why kvref cannot ask the target to allocate memory: the capabilities that it must declare.
+
+    None if the target declares them.
+    """
     missing = [name for name in ("layouts", "buffers") if not description["capabilities"].get(name)]
     return f"the target does not declare {' and '.join(missing)}" if missing else None
 
@@ -151,7 +152,10 @@ def undeclared(description: Description) -> str | None:
 def draw_layers(
     draw: Draw, stage: Stage, description: Description, subject: str
 ) -> dict[str, SpecDescriptor]:
-    """Draw layers of the family `subject`. Return their specs by name, or nothing if one cannot be built."""
+    """Draw layers of the family `subject`, and return their specs by the layer's name.
+
+    Return an empty dictionary if the target cannot build one of the specs.
+    """
     if has_registry(description):
         stage.perform("registry.initialise")
     specs = FAMILIES[subject].specs(draw, stage, description)
@@ -179,7 +183,7 @@ def draw_arguments(draw: Draw, description: Description, layers: dict[str, SpecD
 
 
 def shareable(description: Description, layers: dict[str, SpecDescriptor]) -> list[str]:
-    """The layers whose caches others may use: those of attention, but not of latent attention."""
+    """The names of the layers whose caches others may share: attention layers, except latent attention."""
     known = {info["name"]: info["mro"] for info in description["classes"]}
     return [
         name
@@ -189,7 +193,11 @@ def shareable(description: Description, layers: dict[str, SpecDescriptor]) -> li
 
 
 def layouts_for(description: Description, layers: dict[str, SpecDescriptor]) -> list[str]:
-    """The layouts to draw. With padded attention pages, only those that keep the bytes of a page together."""
+    """The layouts to draw. A layout is the order of the axes in memory, such as "LBNHC".
+
+    If attention layers have padded pages, the first two axes must be the layers (L) and the blocks (B). Only
+    these layouts keep the bytes of a page together.
+    """
     known: list[str] = description["capabilities"]["layouts"]
     padded = shareable(
         description, {n: spec for n, spec in layers.items() if "page_size_padded" in spec["fields"]}
@@ -198,7 +206,7 @@ def layouts_for(description: Description, layers: dict[str, SpecDescriptor]) -> 
 
 
 def layouts(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Allocate layers. Then allocate once or twice more, each time with one thing changed."""
+    """Allocate the caches of some layers. Repeat that once or twice, each time with one argument changed."""
     layers = draw_layers(draw, stage, description, subject)
     if not layers:
         return
@@ -220,7 +228,10 @@ def layouts(draw: Draw, stage: Stage, description: Description, subject: str) ->
 def more_heads(
     description: Description, layers: dict[str, SpecDescriptor]
 ) -> dict[str, SpecDescriptor] | None:
-    """The layers with twice the heads and a wider dtype; None if one of them cannot have that."""
+    """The same layers with twice the heads, and with float32 in place of float16.
+
+    None if the number of heads of some layer cannot be changed, or if its pages are padded.
+    """
     made: dict[str, SpecDescriptor] = {}
     for name, spec in layers.items():
         fields, info = spec["fields"], class_info(description, spec["class"])

@@ -1,4 +1,8 @@
-"""The same operations for each variant of an implementation, one variant after the other."""
+"""Performs the same operations on each variant of a part, one variant after the other.
+
+A target may have several implementations of its pool or its cache manager, such as a plain one and a fast
+one. It lists these *variants* in the capability `variants`.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,14 @@ from kvref_strategies.workload import Description, Draw, Stage, Subjects, Worklo
 
 
 class Recorder:
-    """A stage that creates one variant of a part, and can repeat all operations with another variant."""
+    """A stage that performs operations on one variant of a part, and can repeat them on another variant."""
 
     def __init__(self, stage: Stage, part: str, variant: str) -> None:
         self.stage, self.part, self.variant = stage, part, variant
         self.operations: list[tuple[str, dict[str, Any]]] = []
 
     def perform(self, operation: str, /, **arguments: Any) -> Outcome:
-        # A copy: the engine changes the lists in it later.
+        # The arguments are copied, because the engine later changes the lists in them.
         self.operations.append((operation, json.loads(json.dumps(arguments))))
         return self._perform(operation, arguments)
 
@@ -42,7 +46,7 @@ class Recorder:
 
 
 def names(description: Description, part: str) -> Sequence[str]:
-    """The variants of a part that the target declares."""
+    """The names of the variants that the target declares for a part."""
     declared: list[str] = (description["capabilities"].get("variants") or {}).get(part, [])
     return declared
 
@@ -52,7 +56,10 @@ def _missing(description: Description, part: str) -> str | None:
 
 
 def pool_variants(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Let an engine use one variant of a pool and make illegal calls. Repeat all calls with the others."""
+    """Let an engine drive one variant of the pool, then make illegal calls.
+
+    Repeat all calls on the others.
+    """
     first, *others = names(description, "pool")
     recorder = Recorder(stage, "pool", first)
     engine = PoolEngine(draw, recorder, description)
@@ -65,7 +72,7 @@ def pool_variants(draw: Draw, stage: Stage, description: Description, subject: s
 
 
 def cache_variants(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Let an engine use one variant of a cache manager. Repeat its operations with the others."""
+    """Let an engine drive one variant of the cache manager. Repeat all calls on the others."""
     first, *others = names(description, "cache")
     recorder = Recorder(stage, "cache", first)
     engine = CacheEngine(recorder, setups(draw, description, subject), description["parts"])
@@ -76,7 +83,7 @@ def cache_variants(draw: Draw, stage: Stage, description: Description, subject: 
 
 
 def _drawn(draw: Draw, choices: st.SearchStrategy[int]) -> list[int]:
-    """Draw choices as six short lists, because Hypothesis rarely draws a long one."""
+    """Draw up to 96 choices, as six short lists, because Hypothesis rarely draws a long list."""
     return [choice for _ in range(6) for choice in draw(st.lists(choices, max_size=16))]
 
 

@@ -1,4 +1,4 @@
-"""Requests that are scheduled in a step, then preempted in the same step to make room for another one."""
+"""Preempts a request in the step in which it was scheduled, to make room for another request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvref_strategies.workload import Description, Draw, Stage, Workload
 
 
 class Scripted:
-    """Makes the given decisions in order, and after them always 0."""
+    """Makes the given decisions in order. After the last one it always decides for 0."""
 
     def __init__(self, decisions: Iterable[int] = ()) -> None:
         self._decisions = iter(decisions)
@@ -24,12 +24,15 @@ class Scripted:
 
 
 def chunk(tokens: int) -> Scripted:
-    """The decisions with which an engine schedules `tokens` tokens of a request."""
+    """The decisions that make an engine schedule `tokens` tokens of a request."""
     return Scripted([1, tokens - 1])
 
 
 def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
-    """Compute a little of two requests. Schedule one again, then preempt it to make room for the other."""
+    """Compute a few tokens of two requests. In the next step, schedule one, then preempt it for the other.
+
+    If that happened, abort the other request in the end, and admit the preempted one again.
+    """
     setup = setups(draw, description, subject)
     if not setup.enable_caching:
         return
@@ -38,7 +41,7 @@ def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) 
     one_length, other_length = draw(lengths), draw(lengths)
     one_first, other_first = draw(st.integers(1, size)), draw(st.integers(1, size))
     more = min(draw(st.integers(size, 2 * size)), one_length - one_first)
-    # A little less than both requests would hold together.
+    # The blocks that both requests would hold together. The pool will have one or two blocks fewer.
     ends = (one_first + more, other_length)
     blocks = sum(_held(group, end) for group in setup.groups for end in ends)
     setup = replace(
@@ -77,7 +80,7 @@ def withdrawn(draw: Draw, stage: Stage, description: Description, subject: str) 
 def _held(group: CacheGroup, tokens: int) -> int:
     """How many blocks of the group a request with `tokens` tokens holds.
 
-    If states are cached at the ends of steps, it holds two: one for the last state and one for the next.
+    A recurrent layer in the mode "align" holds two blocks: one for the last state, and one for the next.
     """
     fields = group["spec"]["fields"]
     if group.get("kind") == "MambaSpec" and fields.get("mamba_cache_mode") == "align":

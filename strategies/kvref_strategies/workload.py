@@ -1,4 +1,8 @@
-"""The types of workloads. A workload draws examples for each of its subjects and runs them on a target."""
+"""The class `Workload`, and the types that workloads use.
+
+A workload draws examples for each of its subjects, for example for each spec class. It performs the
+operations of these examples on a target.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +23,22 @@ class Description(TypedDict):
     version: str
     capabilities: dict[str, Any]
     parts: list[str]
-    """The parts that it has, as in "specs", and their operations, as in "specs.merge"."""
+    """The names of the target's parts, such as "specs", and of their operations, such as "specs.merge"."""
     classes: list[SpecClassInfo]
-    """Its spec classes."""
+    """The target's spec classes."""
     managers: list[str]
-    """Its manager classes."""
+    """The names of the target's manager classes."""
     environment: dict[str, str]
-    """Versions of Python and torch."""
+    """The versions of Python and torch."""
     devices: list[str]
-    """The kinds of devices that its tensors can be on."""
+    """The kinds of devices on which the target can allocate tensors."""
     device: str
-    """The device to use."""
+    """The kind of device that examples use."""
     threads: int
-    """The number of threads after import, the main one included."""
+    """How many threads the process has once the target is imported, the main thread included."""
     plugin: PluginInfo | None
     setup: dict[str, Any] | None
-    """How a stand-alone program loads the plugin; None if the target's factory does it."""
+    """How a stand-alone program loads the plugin; None if the target's factory loads it."""
 
 
 T = TypeVar("T")
@@ -47,26 +51,33 @@ class Draw(Protocol):
 
 
 class Stage(Protocol):
-    """Where the operations of one example are performed and recorded."""
+    """Performs the operations of one example on the target, and records them."""
 
     def perform(self, operation: str, /, **arguments: Any) -> Outcome:
-        """Perform `"<part>.<function>"` on the target."""
+        """Perform the operation `"<part>.<function>"` on the target."""
         ...
 
     def fresh(self, *flags: str) -> None:
-        """Continue in a pristine process with these interpreter flags. Only isolated workloads may do so."""
+        """Perform all further operations in a fresh process with these interpreter flags.
+
+        Only isolated workloads may call this.
+        """
         ...
 
 
 Script = Callable[[Draw, Stage, Description, str], None]
-"""Makes one example: draws, performs operations, and may draw more that depends on the answers.
+"""A function that makes one example for a subject, its last argument.
 
-The `str` is the subject.
+It draws values and performs operations. What it draws may depend on the outcomes of earlier operations.
 """
 
 
 class Machine(RuleBasedStateMachine):
-    """Base of the state machines. Their rules perform operations on `stage` and keep a simple model."""
+    """The base class of the state machines.
+
+    The rules of a machine perform operations on `stage`. A machine also keeps track of the target's state, so
+    that it can choose legal operations.
+    """
 
     def __init__(self, stage: Stage, description: Description, subject: str) -> None:
         self.stage = stage
@@ -77,23 +88,24 @@ class Machine(RuleBasedStateMachine):
 
 @dataclass(frozen=True)
 class Driven:
-    """How to make long examples from plain numbers, so that Hypothesis does not draw every operation.
+    """How a workload makes driven examples: long examples, made from numbers that Hypothesis does not draw.
 
     Attributes:
-        setup: draws the beginning of an example, as plain data.
-        go: performs an example: one action for each number. Any sequence of numbers is legal.
+        setup: a function that draws the setup of an example, as plain data.
+        go: a function that performs an example with this setup. It takes one action for each number. Any
+            sequence of numbers is legal.
     """
 
     setup: Callable[[Draw, Description, str], dict[str, Any]]
     go: Callable[[Stage, Description, dict[str, Any], Iterable[int]], None]
     choices: int
-    """The numbers are from 0 to below this."""
+    """The numbers are at least 0 and below this."""
     examples: dict[str, int] = field(default_factory=lambda: {"standard": 20, "deep": 200})
-    """The number of examples for each subject, by depth. No other depth has any."""
+    """The number of driven examples per subject, by depth. At depths that are not listed there are none."""
 
 
 Subjects = Mapping[str, str | None]
-"""The subjects of a workload by name. The value is the reason why a subject is left out, or None."""
+"""The subjects of a workload by name. The value is None, or the reason why the subject is left out."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +114,12 @@ class Workload:
 
     Attributes:
         parts: the parts and the optional operations of the target that the workload needs.
-        subjects: returns the subjects for a target.
-        examples: a script or a state machine.
-        isolated: whether every example runs in pristine processes, because it changes global state.
-        flags: interpreter flags that some of its processes need.
-        weight: its share of the example budget. Isolated examples cost a fork each.
+        subjects: a function that returns the subjects for a target.
+        examples: the script or the state machine that makes the examples.
+        isolated: whether every example runs in fresh processes, because it changes global state.
+        flags: the interpreter flags that some of the workload's processes need.
+        weight: a factor for the number of examples. Slow workloads have a small weight, for example isolated
+            ones, because each of their examples costs a fork.
         unobserved: the reason to report if no example of a subject gave a law anything to judge. With a
             reason the row is `not-applicable`; without one it is `incomplete`.
         proof: operations; an example shows that the target works only if one of them succeeded. Without any,

@@ -39,7 +39,7 @@ def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared
     )
 
     def arrive(shared: bool = hits) -> tuple[Any, int]:
-        """A new request, and a number as its output tokens, its own. If `shared`, all prompts are equal."""
+        """A new request, and an output token of its own. If `shared`, all prompts are equal."""
         number = next(numbers)
         return cache.request(f"r{number}", [0 if shared else number] * PROMPT), number
 

@@ -21,7 +21,7 @@ NATIVE, BY_OPERATIONS = "bench", "operations"
 _FASTER = 10
 """The largest factor by which the number of passes grows from one attempt to the next."""
 _PATIENCE = 10
-"""How many times the measured time a whole round, with its setup, may take."""
+"""If a round with its setup takes this many times the requested seconds, it gets no more passes."""
 
 
 def subject_of(target: Target, description: Description, way: str) -> Subject:

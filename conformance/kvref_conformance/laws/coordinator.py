@@ -47,7 +47,7 @@ class Found:
         return [block for name in names for block in self.found.get(name, ())]
 
     def ends(self, group: Group, length: int) -> list[int]:
-        """The positions at which the blocks end that the next token reads after a hit of this length."""
+        """The end positions of the blocks that the first token after a hit of this length reads."""
         first, size = group.first_read(length) // group.block_size, group.block_size
         ends = [(place + 1) * size for place in range(first, length // size)]
         return [*ends, length] if length % size else ends
@@ -89,8 +89,8 @@ def hit_maximal(runs: Runs) -> int:
         judge_blocks(step, found, hit)
         for length in range((tokens - 1) // alignment * alignment, hit, -alignment):
             ahead = [group.block_size for group in eagle_groups(cache) if group.kind != "MambaSpec"]
-            # Implementations differ in whether the block that is read ahead may contain the last token. So no
-            # hit is required that needs this.
+            # Implementations differ in whether the block that is read ahead may contain the last token. So the
+            # law requires no hit that needs this.
             if length + max(ahead, default=0) > tokens - (1 if ahead else 0):
                 continue
             if not found.lacks(length) and not found.lacks_ahead(length):
@@ -253,8 +253,8 @@ def resend_hits(runs: Runs) -> int:
 def eagle_one_unit(runs: Runs) -> int:
     """Layers that read one token ahead shorten a hit by at most one unit of alignment.
 
-    The example looks up the same prompts without these layers first, then with them. Caches with recurrent
-    layers are left out.
+    The example looks up the same prompts first in a cache that does not read ahead, then in one that does.
+    Caches with recurrent layers are left out.
     """
     judged = 0
     hits: dict[bool, list[int]] = {False: [], True: []}
@@ -315,7 +315,7 @@ LAWS = [
             "A cache manager can be created for every set of groups, block sizes and pool sizes that an "
             "engine may start with."
         ),
-        why="Otherwise an engine with this model does not start, and no other law has a cache to judge.",
+        why="Otherwise an engine with these groups does not start, and no other law has a cache to judge.",
         sources=("vLLM RFC 36668", "vLLM PR 44165"),
         workload="cache.machine",
         check=constructible,

@@ -56,9 +56,9 @@ def lcm_bounded(runs: Runs) -> int:
 def scheduler_block(runs: Runs) -> int:
     """The resolved block sizes fit together. A cache manager accepts them, and refuses sizes that do not fit.
 
-    Every coordinator or manager that shows a size must show the given value. Without prefix caching, the
-    cache manager need not refuse other sizes. Nor need it if it never receives the scheduler block size.
-    `plan.one-manager` judges groups whose layers have several managers.
+    Every coordinator or manager that shows a size must show the given value. A cache manager need not refuse
+    sizes if prefix caching is off, or if it never receives the scheduler block size. `plan.one-manager`
+    judges groups whose layers have several managers.
     """
     judged = 0
     resolved: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def workers_agree(runs: Runs) -> int:
     worker, even if the worker has none of its layers. The blocks fit into the memory of each worker. If all
     workers have the same layers, the worker with the least memory decides how many blocks there are.
 
-    If the planner can group the layers of all workers, it can also plan them for the workers, unless memory
+    If the planner can group the layers of all workers, it must also plan them for the workers, unless memory
     is short. Other laws judge the plan for a single worker, so this law skips what is already wrong there.
     """
     judged = 0
@@ -328,7 +328,7 @@ CONSTRUCTIBLE = Law(
         "The manager of every registered spec can be built as an engine builds it, with all keyword "
         "arguments of the engine and the resolved block sizes, at least with prefix caching off."
     ),
-    why="Otherwise a model with such a layer does not start.",
+    why="Otherwise a model with a layer of this spec does not start.",
     sources=("vLLM PR 37505", "vLLM RFC 36668"),
     workload="deployments.managers",
     check=constructible,
@@ -339,9 +339,8 @@ LAWS = [
         id="plan.lcm-bounded",
         level=Level.ROBUSTNESS,
         statement=(
-            "If the planner makes page sizes equal and the scheduler block size rises above twice the least "
-            "common multiple of the layers' block sizes, a warning or a log line at the default level "
-            "contains that size."
+            "If equal page sizes raise the scheduler block size above twice the least common multiple of the "
+            "layers' block sizes, a warning or a log line at the default level contains that size."
         ),
         why=(
             "Otherwise there are hardly any prefix hits, because each is a multiple of that size, and users "

@@ -44,7 +44,8 @@ def call_in_words(call: dict[str, Any]) -> str:
 def signature(runs: Runs) -> int:
     """An override accepts every call in the implementation's own code that the overridden method accepts.
 
-    An override of a property, a class method or a static method must also be one.
+    A method must not override a property, and an instance method must not override a class method or a static
+    method.
     """
     calls = [call for answer in answers_to(runs, "drift.calls") for call in answer]
     judged = 0
@@ -83,7 +84,7 @@ def signature(runs: Runs) -> int:
 
 
 def hook_reached(runs: Runs) -> int:
-    """If an engine reaches an attribute of a stock class, it also reaches it on an unchanged subclass."""
+    """If an engine reaches an attribute of a stock class, it also reaches that of an unchanged subclass."""
     answers = answers_to(runs, "drift.reached")
     if len(answers) < 2:
         return 0

@@ -124,7 +124,8 @@ def shared(runs: Runs) -> int:
 def granularity(runs: Runs) -> int:
     """The hash of a block is the chain hash at the end of the block.
 
-    The chain hash at a position is the hash of the hash block that ends there. It covers all tokens before.
+    The chain hash at a position is the hash of the hash block that ends there. It covers all tokens up to
+    there.
     """
     chains: dict[int, list[str]] = {}
     judged = 0

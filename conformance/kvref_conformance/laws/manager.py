@@ -74,7 +74,7 @@ def window_kept(runs: Runs) -> int:
 
 
 def only_read_by(step: Step, group: Group, place: int) -> tuple[str, ...]:
-    """A facet for a block that only earlier tokens read; empty if the scheduled tokens read it, too."""
+    """A facet to add if only tokens before the scheduled ones read the block; else empty."""
     if (place + 1) * group.block_size > group.first_read(step.start):
         return ()
     running = step.request is not None and step.request.computed == step.start
@@ -444,7 +444,7 @@ LAWS = [
             "Every scheduler call to a cache manager other than look-up and allocation succeeds: progress, "
             "freeing a request, the end of a step, new blocks, copies, events, a reset, and probes."
         ),
-        why="An exception there ends a running engine in the middle of a step.",
+        why="An exception in one of these calls ends a running engine in the middle of a step.",
         sources=("the engine contract",),
         workload="cache.machine",
         check=calls_total,
@@ -457,8 +457,8 @@ LAWS = [
             "which is neither freed nor replaced by the null block."
         ),
         why=(
-            "A block that is freed too early is allocated to another request while this one still reads it: "
-            "wrong output."
+            "A block that is freed too early is allocated to another request while its first owner still "
+            "reads it: wrong output."
         ),
         sources=(*SOURCES, "vLLM 0.26.0 frees by confirmed tokens; earlier releases by scheduled tokens"),
         workload="cache.machine",
@@ -525,8 +525,8 @@ LAWS = [
             "pending copy."
         ),
         why=(
-            "With a reference too few, a block in use is allocated again. With one too many, it is lost "
-            "until a restart."
+            "With a reference too few, a block in use is allocated again. With one too many, the block is "
+            "lost until a restart."
         ),
         sources=SOURCES,
         workload="cache.machine",
@@ -580,8 +580,8 @@ LAWS = [
         id="manager.free-returns-all",
         level=Level.SAFETY,
         statement=(
-            "Freeing a request removes its block tables, gives back exactly its references, and frees the "
-            "blocks that no one else holds; freeing a request without blocks changes nothing."
+            "Freeing a request removes its block tables, drops exactly the request's references, and frees "
+            "the blocks that no one else holds; freeing a request without blocks changes nothing."
         ),
         why=(
             "If a reference is not given back, a block is lost until a restart. If it is given back twice, "
@@ -595,7 +595,7 @@ LAWS = [
         id="manager.copies-reported",
         level=Level.SAFETY,
         statement=(
-            "If a hit ends within a block, the request gets a block of its own there, the copy is reported "
+            "If a hit ends within a block, the request gets its own copy of the block, the copy is reported "
             "in the same step, and both blocks stay referenced until then."
         ),
         why="Without the copy, the new block has no content, or the request writes to a shared block.",
@@ -611,7 +611,10 @@ LAWS = [
             "Variants of a cache manager that are meant to be interchangeable answer the same operations "
             "alike: the same values, events and block tables, and errors of the same type."
         ),
-        why="An engine that switches to the faster variant writes to other blocks, or misses prefix hits.",
+        why=(
+            "Otherwise an engine that switches to the faster variant writes to other blocks, or misses "
+            "prefix hits."
+        ),
         sources=("the engine contract",),
         workload="cache.variants",
         check=variants_agree,

@@ -166,8 +166,8 @@ def plan_in_words(meaning: tuple[Any, ...]) -> str:
 def order_free(runs: Runs) -> int:
     """If the layers are given in another order, the plan is the same, or both orders are refused.
 
-    The planner may put any of the layers with the same spec into a group, or leave any of them for a smaller
-    one. So the law compares all layers with the same spec together, not layer by layer.
+    The planner may choose which of several layers with the same spec share a group. So the law compares all
+    layers with the same spec together, not layer by layer.
     """
     calls = plans(runs)
     if len(calls) < 2 or list(calls[0]["args"]["layers"]) == list(calls[1]["args"]["layers"]):
@@ -393,7 +393,7 @@ LAWS = [
         id="plan.one-manager",
         level=Level.SAFETY,
         statement="All layers of a group have the manager class of the group.",
-        why="Otherwise blocks that one layer still needs are freed by the rules of another layer.",
+        why="Otherwise the rules of one layer free blocks that another layer still needs.",
         sources=("vLLM PR 37505",),
         workload="models.plans",
         check=one_manager,
@@ -422,8 +422,8 @@ LAWS = [
             "refused."
         ),
         why=(
-            "Otherwise a user who turns groups off, for a connector that knows only one, gets several or a "
-            "failed start."
+            "Otherwise a user who turns groups off, for a connector that supports only one, gets several "
+            "groups or a failed start."
         ),
         sources=("vLLM's option disable_hybrid_kv_cache_manager",),
         workload="models.one-group",

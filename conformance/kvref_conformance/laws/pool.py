@@ -170,7 +170,7 @@ def partition(runs: Runs) -> int:
 def judge_allocated(step: Step, before: State) -> None:
     """Raise `LawBroken` unless the call allocated as many free blocks as it asked for.
 
-    If there are not so many, the call is not judged.
+    If fewer blocks are free, the call is not judged.
     """
     number, free = step.args["num_blocks"], before["free"]
     if not 0 <= number <= min(len(free), before["free_count"]):
@@ -661,8 +661,8 @@ LAWS = [
         level=Level.SAFETY,
         statement=(
             "A block carries a key exactly when the index finds the block under that key; allocating or "
-            "evicting a block clears all of its keys and leaves those of other blocks, even of blocks with "
-            "the same key."
+            "evicting a block clears all of its keys and leaves the keys of other blocks, even of blocks "
+            "with the same key."
         ),
         why=(
             "A key that outlives its content makes requests read another request's cache. Content without "

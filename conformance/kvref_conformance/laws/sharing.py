@@ -293,7 +293,7 @@ def isolated(runs: Runs) -> int:
     """Writes through layers with other memory do not change what a layer reads.
 
     Layers of different groups may use the same memory in turn, block by block. The law takes a write as known
-    content only if the layer has read back an earlier write. `sharing.alias` judges layers that do not.
+    content only if the layer has read back an earlier write. `sharing.alias` judges layers that have not.
     """
     judged = 0
     targets: Targets = {}

@@ -68,7 +68,7 @@ def facts_of(events: list[Event], specs: list[dict[str, Any]]) -> list[dict[str,
 
 
 def deciding_differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """The names of the differences because of which two specs must not share a group."""
+    """The names of the differences that forbid two specs to share a group."""
     differing = differences(first, second)
     deciding = [
         name
@@ -332,8 +332,8 @@ LAWS = [
         id="spec.padding-honoured",
         level=Level.SAFETY,
         statement=(
-            "With page_size_padded, every spec class reports that value as its page_size_bytes or refuses "
-            "it; a target that declares that it never pads refuses it."
+            "If a spec has page_size_padded, its page_size_bytes is that value, or the spec is refused; if a "
+            "target declares that it never pads, it refuses every spec with padding."
         ),
         why="Otherwise layers that should share a pool get different page sizes, and their views overlap.",
         sources=("vLLM PR 31635",),

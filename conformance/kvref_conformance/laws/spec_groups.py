@@ -39,7 +39,7 @@ def must_not_merge(facts: list[dict[str, Any]]) -> bool:
 
 
 def in_two_orders(events: list[Event]) -> Iterator[tuple[Event, Event]]:
-    """Successive pairs of calls, if the second call has the specs of the first in another order."""
+    """The pairs of successive calls in which the second has the specs of the first in another order."""
     for one, other in zip(events[::2], events[1::2], strict=False):
         if one["args"] != other["args"]:
             yield one, other
@@ -115,7 +115,7 @@ def differing_fields(specs: list[dict[str, Any]]) -> list[str]:
 
 
 def uniform_symmetric(runs: Runs) -> int:
-    """Whether specs are uniform is answered in the same way if their order changes."""
+    """In any order of the specs, the answer whether they are uniform is the same."""
     judged = 0
     for event, reordered in in_two_orders(uniform_answers(runs[0])):
         judged += 1
@@ -131,7 +131,7 @@ def uniform_symmetric(runs: Runs) -> int:
 
 
 def uniform_total(runs: Runs) -> int:
-    """Whether registered specs are uniform is answered with true or false; others may be refused."""
+    """Registered specs are uniform or not: the answer is true or false. Other specs may be refused."""
     answers = uniform_answers(runs[0])
     builds = [event for event in runs[0] if event["op"] == "specs.build"]
     if any("value" not in event["outcome"] for event in builds):
@@ -157,7 +157,7 @@ KEPT_BY = {
 
 
 def keeps_differently(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The differing fields because of which two layers cannot share a block table."""
+    """The fields in which two specs differ so that their layers cannot share a block table."""
     kinds = [kind for kind in KEPT_BY if all(kind in facts.get("mro", ()) for facts in (one, other))]
     fields = ["block_size", *(field for kind in kinds for field in KEPT_BY[kind])]
     return [name for name in fields if one["fields"].get(name) != other["fields"].get(name)]

@@ -386,8 +386,8 @@ LAWS = [
         id="spec.memory-window-flat",
         level=Level.SAFETY,
         statement=(
-            "The maximum memory of a windowed spec is the same for all lengths above the sum of window, "
-            "tokens in flight and one block, and at most one page above that of full attention."
+            "The maximum memory of a windowed spec is the same for all lengths that exceed the window, the "
+            "tokens in flight and one block together, and at most one page above that of full attention."
         ),
         why="Otherwise a long context is refused at start for lack of memory that its layers never use.",
         sources=("vLLM PR 37505",),

@@ -1,4 +1,4 @@
-"""The law about platforms that have a stock spec class planned as a class of their own, its substitute."""
+"""The law of substitutes: a platform may have layers of a stock class planned as layers of its own class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kvref_conformance.laws.registry import error_line
 def substitute(runs: Runs) -> int:
     """In each process, layers are planned as the substitute of their class, with all of their fields.
 
-    A substitute may have a substitute itself. Then a layer may be planned as either of them.
+    A substitute may have a substitute itself. Then a layer may be planned as any class in this chain but the
+    first.
     """
     judged = 0
     for events in runs:

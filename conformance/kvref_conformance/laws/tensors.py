@@ -215,7 +215,7 @@ def same_order(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def kernel_split(runs: Runs) -> int:
-    """The kernel blocks of a block cover exactly the bytes of this block without kernel blocks, each once."""
+    """The kernel blocks of a block together cover exactly the bytes of the whole block, each byte once."""
     judged = 0
     made = complete(runs[0])
     for split in made:

@@ -46,8 +46,8 @@ class Ledger:
     def may(self, op: str, arguments: dict[str, Any]) -> bool:
         """Whether the call is legal now.
 
-        In a replayed trace it may be illegal: the calls fit the answers of an earlier target, and this one
-        may answer differently.
+        In a replayed trace it may be illegal: the calls fit the answers of an earlier target, and the current
+        target may answer differently.
         """
         if op in ("connector.store", "connector.load"):
             return self.may_move(arguments["job"], arguments["pairs"], op == "connector.store")

@@ -89,8 +89,8 @@ def hit_maximal(runs: Runs) -> int:
         judge_blocks(step, found, hit)
         for length in range((tokens - 1) // alignment * alignment, hit, -alignment):
             ahead = [group.block_size for group in eagle_groups(cache) if group.kind != "MambaSpec"]
-            # Implementations differ in whether the block that is read ahead may contain the last token. So the
-            # law requires no hit that needs this.
+            # Implementations differ in whether the block that is read ahead may contain the last token. So
+            # the law requires no hit that needs this.
             if length + max(ahead, default=0) > tokens - (1 if ahead else 0):
                 continue
             if not found.lacks(length) and not found.lacks_ahead(length):

@@ -606,8 +606,8 @@ LAWS = [
             "and is never negative."
         ),
         why=(
-            "With a reference too few, a block is reused while a request still reads it. With one too "
-            "many, it is never free again."
+            "With a reference too few, a block is reused while a request still reads it. With one too many, "
+            "the block is never free again."
         ),
         sources=("the engine contract",),
         workload="pool.machine",

@@ -115,8 +115,8 @@ def nearest_base(runs: Runs) -> int:
 def idempotent(runs: Runs) -> int:
     """A registration that repeats an earlier one is accepted, and the look-ups before and after it agree.
 
-    Examples do not register the target's own classes. For one of these, the look-up right before the call
-    shows its registration, unless something was overridden.
+    Examples do not register the target's own classes. How the target registered a class is seen from the
+    look-up right before the call, unless something was overridden.
     """
     judged = 0
     for events in runs:

@@ -99,7 +99,7 @@ class Stay:
     since: int
     """The number of the step that admitted the request."""
     number: int
-    """1 for the first stay of the request, and one more after each resumption."""
+    """The number of this stay: 1 for the request's first, and one more after each resumption."""
     found: int
     """How many tokens its prefix hit has."""
     position: int
@@ -191,7 +191,7 @@ class Write(NamedTuple):
     marks: list[int]
     stay: Stay
     position: int
-    """The position of the first token."""
+    """The position of the first token whose mark is written."""
     step: int
 
     @property

@@ -443,7 +443,10 @@ LAWS = [
             "In a chain of sharing layers, of any length, all layers are in the group of the owner at its "
             "end."
         ),
-        why="Otherwise a model with such a chain does not start, or its layers read the wrong blocks.",
+        why=(
+            "Otherwise a model with a chain of sharing layers does not start, or its layers read the wrong "
+            "blocks."
+        ),
         sources=("vLLM PR 35045",),
         workload="sharing.graphs",
         check=chain_resolves,

@@ -311,7 +311,10 @@ LAWS = [
         id="spec.pickle-round-trip",
         level=Level.SAFETY,
         statement="A spec that is pickled and unpickled in another process is equal to the original.",
-        why="Workers send their specs to the scheduler process, which would plan without the lost fields.",
+        why=(
+            "Workers send their specs to the scheduler process. If a field is lost on the way, the scheduler "
+            "plans without it."
+        ),
         sources=("vLLM PR 37505",),
         workload="specs.pickling",
         check=pickle_round_trip,

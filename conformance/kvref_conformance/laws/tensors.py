@@ -319,8 +319,8 @@ LAWS = [
         level=Level.SAFETY,
         statement=(
             "A cache is allocated or deliberately refused. It must be allocated in every declared layout if "
-            "its layers are equal and full attention, and for any layers if the layout keeps each page in "
-            "one piece."
+            "all its layers are equal full-attention layers, and for any layers if the layout keeps each "
+            "page in one piece."
         ),
         why="Otherwise the engine does not start, and its error message does not say why.",
         sources=("vLLM PR 36359", "vLLM PR 31635"),

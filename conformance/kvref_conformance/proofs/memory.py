@@ -101,7 +101,8 @@ def blocks(spec: KVCacheSpec, limits: MemoryLimits) -> int:
 def held(kind: type[SingleTypeKVCacheManager], spec: KVCacheSpec, computed: int, in_flight: int) -> int:
     """How many blocks a request holds.
 
-    The first is the one in which the next token begins to read; the last is that of the last token in flight.
+    The first is the block in which the next token begins to read; the last is the block of the last token in
+    flight.
     """
     manager = made(kind, spec)
     tokens = TokenCounts(num_tokens=computed + in_flight, num_tokens_main_model=computed + in_flight)
@@ -119,7 +120,7 @@ def full_attention_keeps_all(block_size: int, length: int) -> bool:
 
 
 def full_attention_holds_no_more(block_size: int, length: int, computed: int, in_flight: int) -> bool:
-    """A request never holds more blocks of a full-attention layer than the maximum memory.
+    """A request never holds more blocks of a full-attention layer than its maximum memory has.
 
     pre: 1 <= block_size <= LARGEST and computed >= 0 and in_flight >= 0
     pre: 1 <= computed + in_flight <= length
@@ -168,7 +169,7 @@ def encoders_keep_nothing(block_size: int, length: int, in_flight: int) -> bool:
 def windows_hold_no_more(
     block_size: int, window: int, extra: int, limit: int, length: int, computed: int, in_flight: int
 ) -> bool:
-    """A request never holds more blocks of a windowed layer than the maximum memory.
+    """A request never holds more blocks of a windowed layer than its maximum memory has.
 
     pre: 1 <= block_size <= LARGEST and window >= 1 and extra >= 0 and computed >= 0
     pre: 0 <= in_flight <= limit and 1 <= computed + in_flight <= length
@@ -207,7 +208,7 @@ def windows_stop_growing(
 def chunks_of_whole_blocks_hold_no_more(
     block_size: int, number: int, limit: int, length: int, before: int, into: int, in_flight: int
 ) -> bool:
-    """A request never holds more blocks of a chunked layer than the maximum memory.
+    """A request never holds more blocks of a chunked layer than its maximum memory has.
 
     This is for chunks of whole blocks. The request has computed some whole chunks and a part of the next one.
 
@@ -224,7 +225,7 @@ def chunks_of_whole_blocks_hold_no_more(
 def chunks_across_blocks_hold_no_more(
     block_size: int, chunk: int, limit: int, length: int, computed: int, in_flight: int
 ) -> bool:
-    """A request never holds more blocks of a chunked layer than the maximum memory.
+    """A request never holds more blocks of a chunked layer than its maximum memory has.
 
     This is for chunks that may begin within a block.
 
@@ -261,7 +262,7 @@ def chunks_stop_growing(block_size: int, chunk: int, limit: int, length: int, lo
 
 
 def states_hold_no_more(block_size: int, limit: int, length: int, computed: int, in_flight: int) -> bool:
-    """A request never holds more blocks of a recurrent layer than the maximum memory.
+    """A request never holds more blocks of a recurrent layer than its maximum memory has.
 
     This is for mode `all`, in which all positions have blocks.
 

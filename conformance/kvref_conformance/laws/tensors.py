@@ -343,8 +343,8 @@ LAWS = [
         id="tensors.block-stride",
         level=Level.SAFETY,
         statement=(
-            "The block stride of a layer's view is that of the plan, including padding, wherever the axis of "
-            "blocks is in the view."
+            "The block stride of a layer's view is that of the plan, including padding, no matter which axis "
+            "of the view counts the blocks."
         ),
         why="Otherwise code that addresses blocks by the plan, such as a connector, moves the wrong bytes.",
         sources=("vLLM PR 31635",),

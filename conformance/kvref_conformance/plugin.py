@@ -1,6 +1,6 @@
 """Options for `pytest --pyargs kvref_conformance`.
 
-pytest imports this module in every run, wherever kvref is installed: keep it tiny.
+pytest imports this module in every run of every project that has kvref installed, so keep it small.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add options that name the target and the effort, like those of `kvref check`."""
+    """Add the options of `kvref check` as `--kv-...`: the target, the laws, the depth, the seed and so on."""
     group = parser.getgroup("kvref", "conformance of KV-cache implementations")
     group.addoption("--kv-target", default=None, help="target to check, as for `kvref check`")
     group.addoption("--kv-profile", default=None, help="file of what the vendor declares, or none")

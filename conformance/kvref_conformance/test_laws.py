@@ -62,7 +62,10 @@ def target(request: pytest.FixtureRequest) -> Iterator[Loaded]:
 
 
 def test_there_is_something_to_judge(target: Loaded, request: pytest.FixtureRequest) -> None:
-    """At least one selected law applies to the target: if all tests are skipped, the run must not pass."""
+    """Fail if no selected law applies to the target.
+
+    Otherwise pytest would skip all tests, and the run would pass.
+    """
     laws = select_laws(option(request.config, "--kv-laws"))
     with progress(Console(file=io.StringIO())) as watcher:
         runner = target.checker(Options(laws=laws), watcher)
@@ -72,7 +75,7 @@ def test_there_is_something_to_judge(target: Loaded, request: pytest.FixtureRequ
 
 
 def test_law(law: str, target: Loaded, request: pytest.FixtureRequest) -> None:
-    """The law holds for every subject, or breaks only in known ways."""
+    """The law holds for every subject, or breaks only in known ways (`xfail`)."""
     options = Options(
         laws=(law, ANSWERS.id),
         depth=option(request.config, "--kv-depth") or target.profile.depth or DEPTH,

@@ -17,7 +17,7 @@ Grid = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Subject:
-    """The target to time, in this process."""
+    """A target to time, in the current process."""
 
     calls: BenchPart
     target: Target
@@ -30,14 +30,17 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A pass that can be repeated. `reset` is called before each pass, and only `run` is timed."""
+    """A pass of a benchmark: some operations that are timed together, any number of times.
+
+    `reset` is called before each pass, and only `run` is timed.
+    """
 
     run: Callable[[], object]
     operations: int = 1
     """The number of operations in a pass."""
     reset: Callable[[], object] = _nothing
     did: Callable[[], Json] = _nothing
-    """What a pass does, as plain data. Two targets that do the same work return the same."""
+    """What a pass does, as plain data. Two targets that do the same work return the same data."""
     close: Callable[[], object] = _nothing
     memory: Callable[[], int | None] = _nothing
     """The bytes of the objects that a pass makes, or None if they are not measured."""
@@ -45,7 +48,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Limit:
-    """A lower bound for an operation: it cannot be faster than `times` operations of another benchmark."""
+    """A lower bound: an operation cannot be faster than `times` operations of another benchmark."""
 
     benchmark: str
     params: Params
@@ -59,14 +62,15 @@ class Benchmark:
     Attributes:
         name: the area and the operation, such as `pool.lookup`.
         operation: a description of the operation, for tables.
-        prepare: does the setup for a subject and parameters. It raises if the subject lacks what it needs.
+        prepare: does the setup for a subject and parameters. It raises an error if the subject lacks a part.
         grid: values of each parameter. All combinations that are `possible` are timed.
         quick: values that replace some of the grid with --quick.
         cuda: values that replace some of the grid on a CUDA device; None if there are no tensors.
-        growth: the parameter that counts as the size in growth curves.
+        growth: the parameter that is the size in growth curves.
         limit: the lower bound, if one is known.
-        here: whether the benchmark runs in kvref's own process, without a subject. It times the suite and the
-            reference, and starts the processes that it needs. It is slow, so it runs only if --only names it.
+        here: whether the benchmark runs in kvref's own process, without a subject. These benchmarks time the
+            suite and the reference, and start the processes that they need. They are slow, so they run only
+            if --only names them.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The cache manager: prefix hits, and whole lives of requests."""
+"""Benchmarks of the cache manager: prefix hits, and whole lives of requests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvref_conformance.targets.bench_models import BLOCK_SIZE, GROUPS
 
 PROMPT, DECODES = 2048, 128
 LIVES = 4
-"""Requests in a pass."""
+"""How many requests a pass runs."""
 SIZES = [1_000, 30_000, 1_000_000]
-"""Blocks of a cache. The middle size is realistic for a large model."""
+"""How many blocks a cache has. The middle size is realistic for a large model."""
 
 
 class NoRoom(RuntimeError):
@@ -24,7 +24,7 @@ class NoRoom(RuntimeError):
 def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared:
     """Look up a prompt, compute it, decode one token in each step, then free the request.
 
-    Before timing starts, every block has been used: most hold prompts that no later request has.
+    Before timing starts, all blocks have been used: most of them hold prompts that no later request has.
     """
     specs = GROUPS[groups]
     cache = subject.calls.cache(specs, num_blocks, BLOCK_SIZE, 2 * PROMPT)
@@ -39,7 +39,7 @@ def life(subject: Subject, groups: str, hits: bool, num_blocks: int) -> Prepared
     )
 
     def arrive(shared: bool = hits) -> tuple[Any, int]:
-        """A new request, and a token that makes its output unique. If `shared`, all prompts are equal."""
+        """A new request, and an output token of its own. If `shared`, all prompts are equal."""
         number = next(numbers)
         return cache.request(f"r{number}", [0 if shared else number] * PROMPT), number
 
@@ -103,7 +103,7 @@ def hit(subject: Subject, groups: str, tokens: int) -> Prepared:
 
 
 def _compute(cache: CacheCalls, tokens: int) -> None:
-    """Cache the blocks of a prompt, and leave them free."""
+    """Compute a prompt and free it, so that its blocks are cached and free."""
     request = cache.request("first", [0] * (tokens + 1))
     cache.new_step()
     blocks, found, *_ = cache.find(request)

@@ -1,4 +1,4 @@
-"""Make passes of a call that needs fresh arguments each time."""
+"""Passes of a call that needs fresh arguments each time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvref_conformance.bench.benchmark import Prepared
 
 
 def prepared(call: BenchCall, times: int = 1, device: str = "cpu") -> Prepared:
-    """A pass of `times` calls. It ends when the device has finished their work."""
+    """A pass of `times` calls. It ends when the device has done all of their work."""
     finish = finishing(device)
     given: list[Any] = []
     made: list[Any] = []

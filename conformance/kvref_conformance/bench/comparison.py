@@ -1,4 +1,7 @@
-"""Time targets side by side. Their rounds alternate, so that a slow phase of the machine slows both."""
+"""Time targets side by side.
+
+Their rounds alternate, so that a slow phase of the machine slows all of them.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ class Timed:
     bytes: dict[str, int] = field(default_factory=dict)
     """The memory that the operation takes, by label, if it is measured."""
     unequal: str = ""
-    """How the work of the targets differed; empty if it did not. There is a ratio only if it is empty."""
+    """How the work of the targets differed, or empty if it did not. There is a ratio only if it is empty."""
 
     def median(self, label: str) -> float:
         return statistics.median(self.rounds[label])
@@ -78,7 +81,7 @@ class Timed:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The quartiles of the ratio, between which half of the rounds lie; None if there is no ratio."""
+        """The quartiles of the ratios of single rounds; None if there is no ratio."""
         if self.ratio is None:
             return None
         return quartiles([b / a for a, b in zip(*self.rounds.values(), strict=True)])
@@ -92,7 +95,7 @@ def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
 def choose(patterns: Sequence[str], device: str, quick: bool) -> list[Case]:
     """The cases of all benchmarks, or of those that match a glob. The cases of their limits come first.
 
-    Raises `NoSuchBenchmark`.
+    Raises `NoSuchBenchmark` if a glob matches none.
     """
     for glob in patterns:
         if not any(fnmatchcase(name, glob) for name in BENCHMARKS):

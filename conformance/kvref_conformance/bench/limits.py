@@ -1,4 +1,4 @@
-"""Lower bounds for the other benchmarks: a Python dictionary, and clearing or copying memory."""
+"""Lower bounds for the other benchmarks: reading a Python dictionary, and clearing or copying memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvref_conformance.bench.calls import finishing
 
 PASS = 4096
 QUEUED = 8
-"""Operations that are queued on a device before the pass waits for it."""
+"""How many operations a pass queues on a device before it waits for the device."""
 MIB = 1 << 20
 
 
@@ -28,14 +28,12 @@ def read_dict(subject: Subject, size: int) -> Prepared:
 
 
 def clear_bytes(subject: Subject, size: int, device: str) -> Prepared:
-    """Clear allocated memory."""
     import torch
 
     return _until_done(torch.ones(size, dtype=torch.int8, device=device).zero_, device)
 
 
 def copy_bytes(subject: Subject, size: int, device: str) -> Prepared:
-    """Copy memory."""
     import torch
 
     source = torch.ones(size, dtype=torch.int8, device=device)

@@ -1,4 +1,4 @@
-"""The memory of a cache: allocate it, make views for layers and connectors, copy blocks."""
+"""Benchmarks of a cache's memory: allocate it, make views for layers and connectors, copy blocks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from kvref_conformance.targets.bench_models import FULL, PAGE, SMALL, full_of, l
 
 LAYERS = 64
 FEW = 4
-"""The number of blocks if the number of layers is the size."""
+"""The number of blocks in benchmarks whose size is the number of layers."""
 LAYOUTS = ["LBNHC", "LKBNHC", "BLNHC"]
-"""Layer by layer, layer by layer with all K before all V, and block by block."""
+"""Layouts: layer by layer; layer by layer, with all K before all V; block by block."""
 
 
 def allocate(subject: Subject, buffers: str, num_blocks: int, device: str) -> Prepared:
-    """Allocate a large cache for a few layers: most of the time goes into clearing the memory."""
+    """Allocate a large cache: most of the time goes into clearing the memory."""
     layers = layers_of([FULL], LAYERS)
     return prepared(subject.calls.allocate(layers, num_blocks, LAYOUTS[0], buffers, device), device=device)
 
 
 def reshape(subject: Subject, layout: str, buffers: str, layers: int, device: str) -> Prepared:
-    """Allocate a small cache for many layers: most of the time goes into making their views."""
+    """Allocate a small cache for many layers: most of the time goes into making the layers' views."""
     call = subject.calls.allocate(layers_of([SMALL], layers), FEW, layout, buffers, device)
     return prepared(call, device=device)
 
@@ -44,7 +44,7 @@ def copy(subject: Subject, layout: str, page: int, blocks: int, device: str) -> 
 
 
 def _one_buffer(params: Params) -> bool:
-    """Whether the layout allows these buffers. A layout with blocks outside of layers needs one buffer."""
+    """Whether the layout works with these buffers. A layout that is not layer by layer needs one buffer."""
     return bool(params["layout"][0] == "L" or params["buffers"] == "one")
 
 

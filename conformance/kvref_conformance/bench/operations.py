@@ -1,4 +1,7 @@
-"""Time a target that has no part `bench`, through its operations. Their conversions are timed, too."""
+"""Time a target that has no part `bench`, through its operations.
+
+The time includes the conversion of arguments and answers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from kvref.target import BenchCall, CacheCalls, Pair, PoolCalls, SpecDescriptor,
 
 
 class Prefixes(Sequence[list[int]]):
-    """Stands in for block hashes: the tokens up to the end of each block, made when they are read."""
+    """Stands in for block hashes: the tokens up to the end of each block, made only when they are read."""
 
     def __init__(self, tokens: Sequence[int], block_size: int) -> None:
         self._tokens, self._size = tokens, block_size

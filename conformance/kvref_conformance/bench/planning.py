@@ -1,4 +1,4 @@
-"""Planning: form groups of layers, divide the memory, let layers share caches."""
+"""Benchmarks of planning: form groups of layers, divide the memory, let layers share caches."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from kvref_conformance.bench.calls import prepared
 from kvref_conformance.targets.bench_models import MODELS, PAGE, layers_of
 
 BLOCKS = 4096
-"""Blocks of each layer that fit in the memory."""
+"""How many blocks of each layer fit into the memory."""
 MAX_MODEL_LEN = 8192
 SIZES = [10, 100, 1_000]
 
 
 def plan(subject: Subject, model: str, layers: int) -> Prepared:
-    """Plan a model."""
     named = layers_of(MODELS[model], layers)
     return prepared(subject.calls.plan(named, layers * PAGE * BLOCKS, MAX_MODEL_LEN), times=10)
 

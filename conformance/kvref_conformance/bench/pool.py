@@ -1,4 +1,4 @@
-"""The pool: allocate, free, look up and touch blocks."""
+"""Benchmarks of the pool: allocate, free, look up and touch blocks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from kvref_conformance.bench.benchmark import Benchmark, Limit, Params, Prepared
 from kvref_conformance.targets.bench_models import BLOCK_SIZE
 
 CHUNK = 16
-"""Blocks of each request."""
+"""How many blocks each request has."""
 PASS = 4096
-"""Blocks or look-ups in a pass, if the pool has enough blocks."""
+"""How many blocks or look-ups a pass has, if the pool has enough blocks."""
 
 SIZES = [1_000, 10_000, 100_000, 1_000_000]
 BATCHES = [1, 16, 256, 4_096]
 
 
 def create(subject: Subject, num_blocks: int) -> Prepared:
-    """Make a pool."""
     made: list[PoolCalls] = []
 
     def run() -> None:
@@ -48,7 +47,7 @@ def take_and_free(subject: Subject, num_blocks: int, batch: int, state: str, eve
 
 
 def _fresh(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
-    """The pool is new, and each batch is freed at once."""
+    """Prepare a new pool. Each batch is freed as soon as it is allocated."""
     take, free = pool.take, pool.free
     loops = max(1, PASS // batch)
 
@@ -60,7 +59,10 @@ def _fresh(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
 
 
 def _churning(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
-    """Half of the blocks are referenced, in random order. A batch is freed long after its allocation."""
+    """Prepare a pool in which half of the blocks are referenced, in random order.
+
+    A batch is freed long after its allocation.
+    """
     take, free = pool.take, pool.free
     used = [*take(num_blocks * 3 // 4)]
     random.Random(0).shuffle(used)
@@ -88,7 +90,10 @@ def _taken(pool: PoolCalls, batch: int) -> dict[str, int]:
 
 
 def _hashed(pool: PoolCalls, num_blocks: int, batch: int) -> Prepared:
-    """Half of the blocks are referenced and the others are cached, so each allocation evicts a block."""
+    """Prepare a pool in which half of the blocks are referenced and all others are cached.
+
+    So each allocation evicts a block.
+    """
     take, free = pool.take, pool.free
     keyed = Keyed(pool, num_blocks)
     unit = max(CHUNK, batch)
@@ -157,7 +162,7 @@ def tokens(number: int) -> list[int]:
 
 
 def lookup(subject: Subject, num_blocks: int, cached: bool) -> Prepared:
-    """Look up a block hash."""
+    """Look up one block hash after the other: hashes of cached blocks, or hashes that no block has."""
     pool = subject.calls.pool(num_blocks, BLOCK_SIZE, False)
     keyed = Keyed(pool, num_blocks)
     hashes = keyed.hashes()
@@ -199,7 +204,7 @@ def _fits(params: Params) -> bool:
 
 
 def _each_block_twice(params: Params) -> Limit:
-    """The lower bound: each block changes its reference count twice."""
+    """A lower bound: the reference count of each block changes twice."""
     return Limit("limit.dict", {"size": params["num_blocks"]}, 2 * params["batch"])
 
 

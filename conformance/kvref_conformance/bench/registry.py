@@ -1,4 +1,4 @@
-"""All benchmarks that run in a target's process."""
+"""All benchmarks that run in the process of a target."""
 
 from kvref_conformance.bench import cache, limits, memory, planning, pool, suite
 from kvref_conformance.bench.benchmark import Benchmark

@@ -21,7 +21,7 @@ NATIVE, BY_OPERATIONS = "bench", "operations"
 _FASTER = 10
 """The largest factor by which the number of passes grows from one attempt to the next."""
 _PATIENCE = 10
-"""A whole round, with its setup, may take this many times the time that is measured."""
+"""If a round with its setup takes this many times the requested seconds, it gets no more passes."""
 
 
 def subject_of(target: Target, description: Description, way: str) -> Subject:
@@ -42,7 +42,10 @@ class Timing:
         gc.freeze()
 
     def begin(self, seconds: float) -> dict[str, Json]:
-        """Find how many passes make a round of `seconds`. Returns also what a pass does, and its memory."""
+        """Find out how many passes make a round of `seconds`.
+
+        Returns this number, what a pass does, and how much memory it takes.
+        """
         # The first pass may differ from the later ones, since only the setup came before it.
         self._make(1)
         taken, passes = self._make(1), 1
@@ -81,7 +84,7 @@ class Timing:
 
 
 def served(target: Target) -> Any:
-    """A stand-in for the target. A session calls the operations of its part `bench` to time the target.
+    """A stand-in for the target in a session. Its part `bench` has the operations that time the target.
 
     These operations take and return plain data.
     """

@@ -1,4 +1,4 @@
-"""Time the suite itself: how many operations per second its engines and its shadow process."""
+"""Benchmarks of the suite itself: how many operations per second its engines and its shadow process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvref_strategies.specs import class_info, minimal
 
 CLASS = "FullAttentionSpec"
 EXAMPLES = 20
-"""Examples of Hypothesis in a pass."""
+"""How many examples Hypothesis draws in a pass."""
 
 
 def machine(subject: Subject) -> Prepared:

@@ -1,4 +1,4 @@
-"""All laws, in the order in which they are reported."""
+"""The laws, one module per area. `LAWS` lists them in the order of the reports."""
 
 from kvref_conformance.laws import (
     admission,

@@ -1,4 +1,4 @@
-"""The bytes of each layer and block in the allocations, for the laws that judge a cache's memory."""
+"""Where each block of each layer lies in memory, byte by byte. The laws about memory use it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from kvref_conformance.laws.core import Event
 
 Place = tuple[int, int]
-"""The number of an allocation, and a byte in it."""
+"""The address of a byte: the number of its allocation, and its offset there."""
 
 
 class Caches:
-    """An allocated cache: the arguments of the call and its answer."""
+    """The memory of a cache: the arguments and the answer of one `tensors.allocate`."""
 
     def __init__(self, event: Event) -> None:
         self.args: dict[str, Any] = event["args"]
@@ -32,7 +32,7 @@ class Caches:
 
     @cached_property
     def owner_of(self) -> dict[str, str]:
-        """For each layer, the layer whose memory it uses: itself, or the end of its chain of targets."""
+        """For each layer, the layer whose memory it uses: the last one in its chain of targets, or itself."""
         targets = dict(self.args["sharing"])
         found = {}
         for name in self.answer["layers"]:
@@ -48,12 +48,12 @@ class Caches:
 
     @property
     def names(self) -> list[str]:
-        """All layers that the cache should have."""
+        """All layers that the call named: those with memory of their own, and those that share."""
         return [*self.args["layers"], *dict(self.args["sharing"])]
 
     @cached_property
     def is_complete(self) -> bool:
-        """Whether every layer has a view. Laws about addresses judge only caches that are complete."""
+        """Whether every layer has a view. Laws about addresses judge no other caches."""
         return all(self.answer["layers"].get(name, {}).get("views") for name in self.names)
 
     def views(self, layer: str) -> list[dict[str, Any]]:
@@ -69,7 +69,6 @@ class Caches:
         return self._places[key]
 
     def in_words(self) -> str:
-        """The allocation in a few words."""
         kernel = self.args["kernel_block_size"]
         return (
             f"{len(self.args['layers'])} layers with {self.num_blocks} blocks in layout {self.args['layout']}"
@@ -78,7 +77,7 @@ class Caches:
 
 
 def blocks_per_block(view: dict[str, Any], num_blocks: int) -> int:
-    """How many blocks of the view make up one block of the pool."""
+    """How many blocks of the view make up one block of the pool: more than one with kernel blocks."""
     return int(view["shape"][view["axes"].index("B")] // num_blocks)
 
 
@@ -94,7 +93,7 @@ def places_in(view: dict[str, Any], block: int, num_blocks: int) -> Iterator[Pla
 
 
 def is_plain(arguments: dict[str, Any]) -> bool:
-    """Whether all layers have the same full-attention spec, without padding and kernel blocks."""
+    """Whether all layers have the same full-attention spec, without padding and without kernel blocks."""
     specs = list(arguments["layers"].values())
     return (
         all(spec == specs[0] for spec in specs)
@@ -105,11 +104,11 @@ def is_plain(arguments: dict[str, Any]) -> bool:
 
 
 _LAST: dict[str, Any] = {}
-"""The caches of the last example: all laws judge one example before the next."""
+"""The caches of the last example, kept because several laws judge the same example in turn."""
 
 
 def allocations(events: list[Event]) -> list[Caches]:
-    """Each allocated cache, complete or not."""
+    """The cache of each call that returned, complete or not."""
     if _LAST.get("events") is not events or _LAST["number"] != len(events):
         made = [e for e in events if e["op"] == "tensors.allocate" and "value" in e["outcome"]]
         _LAST.update(events=events, number=len(events), made=[Caches(event) for event in made])

@@ -1,4 +1,4 @@
-"""Laws of admission: what a granted or refused allocation does to all requests."""
+"""Laws of admission: what a granted or a refused allocation does to all requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def none_changes_nothing(runs: Runs) -> int:
-    """A refused allocation changes nothing, but may free blocks that the request no longer needs."""
+    """A refused allocation changes nothing. It may only free blocks that the request no longer needs."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         refused = step.done and step.value["added"] is None
@@ -43,9 +43,9 @@ def none_changes_nothing(runs: Runs) -> int:
 
 
 def given_back(step: Step, before: State, after: State) -> Counter[int]:
-    """Count the caller's blocks that the call replaced by the null block.
+    """Count the request's own blocks that the refused allocation replaced by the null block.
 
-    Raise `LawBroken` if a block table changed in any other way.
+    Raise `LawBroken` if it changed a block table in any other way.
     """
     given: Counter[int] = Counter()
     null, caller = step.cache.shape["null"], step.args["request"]
@@ -69,7 +69,7 @@ def given_back(step: Step, before: State, after: State) -> Counter[int]:
 
 
 def never_raises(runs: Runs) -> int:
-    """Every allocation is granted or refused, and raises no error."""
+    """Every allocation is granted or refused; none raises an error."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if "died" not in step.outcome:
@@ -81,7 +81,7 @@ def never_raises(runs: Runs) -> int:
 
 
 def hits_pinned(runs: Runs) -> int:
-    """A request gets the blocks of its hit, with their keys."""
+    """An allocation gives a request the blocks of its hit, and these blocks keep their keys."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if not step.allocated or step.before is None or step.after is None or not step.hit["tokens"]:
@@ -120,7 +120,7 @@ def progress(runs: Runs) -> int:
             admitted = False
         if step.op != "cache.allocate" or not step.done or step.before is None or step.request is None:
             continue
-        # A request whose prefix is being computed in this step may have to wait for the next step.
+        # If another request of this step computes the same prefix, this one may have to wait for a step.
         alone = not step.before["tables"] and not admitted
         admitted = True
         tokens = max(step.end + step.args.get("lookahead", 0), len(step.request.tokens))
@@ -139,7 +139,7 @@ def progress(runs: Runs) -> int:
 
 
 def feasible_completes(runs: Runs) -> int:
-    """In an engine with the least memory that it can start with, a single request is never refused."""
+    """With the least memory that an engine can start with, a request that runs alone is never refused."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if not step.done or step.request is None:
@@ -156,11 +156,14 @@ def feasible_completes(runs: Runs) -> int:
 
 
 def withdrawn_uncached(runs: Runs) -> int:
-    """No look-up finds tokens that a withdrawn request should have computed in the step that it left."""
+    """A look-up for a withdrawn request finds no tokens from the step that the request left.
+
+    It may find tokens that were computed in earlier steps.
+    """
     judged = 0
     places: dict[str, tuple[int, int]] = {}
     computed: dict[str, int] = {}
-    """For each withdrawn request, the tokens that were really computed."""
+    """For each withdrawn request, how many of its tokens were computed in earlier steps."""
     for step in steps(runs[0]):
         name = step.args.get("request", "")
         if step.allocated:
@@ -185,8 +188,8 @@ LAWS = [
         id="admission.none-changes-nothing",
         level=Level.SAFETY,
         statement=(
-            "A refused allocation leaves reference counts, free blocks, block tables and keys as they "
-            "were, except that it may free blocks which the request no longer needs."
+            "A refused allocation leaves reference counts, free blocks, block tables and keys as they were; "
+            "it may only free blocks that the request no longer needs."
         ),
         why="The scheduler tries again at every step, so a refusal that leaks blocks soon empties the pool.",
         sources=("the engine contract",),
@@ -210,8 +213,8 @@ LAWS = [
             "room."
         ),
         why=(
-            "If a block of the hit is allocated again in the same call, the request reads what is no "
-            "longer there."
+            "Otherwise the pool allocates a block of the hit again in the same call, and the request reads "
+            "other content in it."
         ),
         sources=("vLLM issue 33775",),
         workload="cache.machine",
@@ -220,7 +223,7 @@ LAWS = [
     Law(
         id="admission.feasible-completes",
         level=Level.SAFETY,
-        statement="If the engine starts, one request alone always has enough memory.",
+        statement="If an engine has enough memory to start, every request that runs alone has enough memory.",
         why="Otherwise a long request is preempted, starts again, and never finishes.",
         sources=("the engine contract",),
         workload="cache.alone",
@@ -230,10 +233,13 @@ LAWS = [
         id="admission.withdrawn-uncached",
         level=Level.SAFETY,
         statement=(
-            "If a request is withdrawn from a step to make room for another, no look-up finds the tokens "
-            "that it should have computed in that step."
+            "If a request is withdrawn from a step to make room for another request, no look-up finds the "
+            "tokens that it should have computed in that step."
         ),
-        why="Nothing was written to these blocks, so a request that hits them reads what was there before.",
+        why=(
+            "Nothing was computed for these tokens, so a request that hits them reads what was in the blocks "
+            "before."
+        ),
         sources=("vLLM issue 57580",),
         workload="cache.withdrawn",
         check=withdrawn_uncached,
@@ -242,7 +248,7 @@ LAWS = [
         id="admission.progress",
         level=Level.SAFETY,
         statement="If no request holds a block, a request that fits into the cache is admitted.",
-        why="Otherwise it waits forever, and so does every request after it.",
+        why="Otherwise this request waits forever, and so does every request after it.",
         sources=("the engine contract",),
         workload="cache.machine",
         check=progress,

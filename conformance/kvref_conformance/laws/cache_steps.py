@@ -1,4 +1,4 @@
-"""The calls of a scheduler to a cache manager, one by one, for the laws that judge them."""
+"""A scheduler's calls to a cache manager, one `Step` for each. The laws of the cache read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kvref_conformance.laws.core import Event
 
 State = dict[str, Any]
-"""The answer of a probe, a `kvref.target.CacheState`."""
+"""The answer of the probe `cache.state`, a `kvref.target.CacheState`."""
 
 READING = {
     "cache.add",
@@ -28,7 +28,7 @@ WINDOWS = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 
 @dataclass(frozen=True)
 class Group:
-    """A group of layers, and the rules of its kind."""
+    """A group of layers, with the rules of its kind of attention."""
 
     number: int
     name: str
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def further_blocks(self) -> int:
-        """How many blocks follow the last token's block, for the states of draft tokens."""
+        """How many blocks follow the block of the last token. They are for the states after draft tokens."""
         return int(self.fields.get("num_speculative_blocks", 0)) if self.kind == "MambaSpec" else 0
 
     def first_read(self, position: int) -> int:
@@ -65,22 +65,22 @@ class Group:
 
 
 class Progress(NamedTuple):
-    """The progress of a request, as reported to its cache manager."""
+    """The progress of a request, as the scheduler reports it to the cache manager."""
 
     tokens: list[int]
     encoder: int = 0
     computed: int = 0
     in_flight: int = 0
     loaded: int = 0
-    """Tokens up to here were loaded or found. The last of them may be computed again."""
+    """How many tokens at the beginning were loaded or found. The last of them may be computed again."""
     failed: bool = False
-    """Whether wrong tokens, computed or loaded, must be computed again."""
+    """Whether some tokens turned out wrong, so that the request must compute them again."""
     stale: int = 0
-    """Tokens that were in flight when the request lost its blocks."""
+    """How many of the tokens in flight were submitted before the request lost its blocks."""
 
     @property
     def confirmed(self) -> int:
-        """How many tokens are certainly computed. The next token has this position or a later one."""
+        """How many tokens are certainly computed. The next token to compute may be further on, not before."""
         return max(0, self.computed - (self.in_flight - self.stale))
 
 
@@ -94,7 +94,10 @@ class Cache:
 
     @property
     def readable(self) -> bool:
-        """Whether every block table lists its blocks in the order of tokens, `block_size` tokens for each."""
+        """Whether every block table lists its blocks in the order of tokens, each with `block_size` tokens.
+
+        It is False if a group is of kind `own`: kvref does not know the rules of its block tables.
+        """
         return all(group.kind != "own" for group in self.groups)
 
     @cached_property
@@ -127,13 +130,13 @@ class Step(NamedTuple):
 
     @property
     def refused(self) -> str:
-        """The exception as one line, or an empty string."""
+        """The exception as one line; empty if there was none."""
         error = self.outcome.get("error")
         return f"{error['type']}: {error['message']}" if error else ""
 
     @property
     def hit(self) -> dict[str, Any]:
-        """The prefix hit that an allocation adopts."""
+        """The prefix hit that was passed to an allocation; without one, a hit of no tokens."""
         return self.args.get("hit") or {"tokens": 0, "blocks": [[] for _ in self.cache.groups]}
 
     @property
@@ -179,7 +182,7 @@ def cache_of(event: Event) -> Cache | None:
 
 
 _LAST: dict[Any, Any] = {}
-"""The steps of the last example: all laws judge one example before the next."""
+"""The steps of the last example, kept because several laws judge the same example in turn."""
 
 
 def steps(events: list[Event], *operations: str) -> list[Step]:
@@ -221,7 +224,6 @@ def _read(events: list[Event]) -> Iterator[Step]:
 
 
 def progress_after(step: Step, request: Progress) -> Progress:
-    """The progress of a request after a step."""
     arguments = step.args
     if step.op == "cache.progress":
         computed, in_flight = arguments["computed"], arguments["in_flight"]

@@ -13,7 +13,7 @@ from kvref_conformance.laws.registry import error_line
 
 
 def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
-    """Each registered canonical view, with the cache that it shows."""
+    """Each canonical view that was registered, with its cache. Caches with missing views are left out."""
     caches = None
     for event in runs[0]:
         if event["op"] == "tensors.allocate":
@@ -24,7 +24,7 @@ def registered(runs: Runs) -> Iterator[tuple[Caches, dict[str, Any]]]:
 
 
 def total(runs: Runs) -> int:
-    """A cache gets a canonical view or is deliberately refused one; every operation on a view succeeds."""
+    """A cache gets a canonical view or is deliberately refused one. Every operation on a view succeeds."""
     judged = 0
     caches: Caches | None = None
     seen = False
@@ -55,7 +55,7 @@ def row_places(tensor: dict[str, Any], row: int, size: int) -> list[Place]:
 
 
 def shape(runs: Runs) -> int:
-    """A canonical tensor has one row of bytes for each block, in the memory of the cache."""
+    """Every canonical tensor is a view of the cache's own memory, with one row of bytes for each block."""
     judged = 0
     for caches, canonical in registered(runs):
         device = caches.args["device"]
@@ -81,7 +81,7 @@ def shape(runs: Runs) -> int:
 
 
 def covers_once(runs: Runs) -> int:
-    """The references of a group cover each byte of a block in each of its layers once."""
+    """A group's references to canonical tensors cover each byte of its layers in a block exactly once."""
     judged = 0
     for caches, canonical in registered(runs):
         for names, refs in zip(caches.answer["groups"], canonical["groups"], strict=False):
@@ -111,7 +111,11 @@ def covers_once(runs: Runs) -> int:
 
 
 def group_refs(runs: Runs) -> int:
-    """Every group has references. Each names an existing tensor, and stays within a row and one block."""
+    """Every group has a list of references to canonical tensors.
+
+    Each reference names an existing tensor and at most as many bytes as its rows have. The bytes in the row
+    of a block belong to no other block.
+    """
     judged = 0
     for caches, canonical in registered(runs):
         judged += 1
@@ -154,10 +158,10 @@ def group_refs(runs: Runs) -> int:
 
 
 def round_trip(runs: Runs) -> int:
-    """What is written through a layer is read through the canonical view, and vice versa; copies are equal.
+    """A read through a layer or the canonical view returns the bytes that were written or copied there last.
 
-    Only written and copied bytes are judged. A copy moves the bytes of the group's layers; the bytes of other
-    groups in the block are not judged.
+    The law compares only bytes that the example wrote or copied. A copy moves the bytes of the group's
+    layers. After it, bytes of other groups in the destination block are not judged.
     """
     judged = 0
     caches: Caches | None = None
@@ -232,8 +236,8 @@ LAWS = [
         id="canonical.total",
         level=Level.SAFETY,
         statement=(
-            "A cache has a canonical view that can be read, written and copied, or is deliberately refused "
-            "one; equal, unpadded full-attention layers are never refused."
+            "A cache gets a canonical view that can be read, written and copied, or is deliberately refused "
+            "one; a cache of equal, unpadded full-attention layers is never refused."
         ),
         why="Otherwise an engine with a connector does not start, or fails at the first transfer.",
         sources=("vLLM PR 37853",),
@@ -244,8 +248,8 @@ LAWS = [
         id="canonical.shape",
         level=Level.SAFETY,
         statement=(
-            "Every canonical tensor is an int8 view of the cache's memory on its device, with one row of its "
-            "page size for each block, and not a copy."
+            "Every canonical tensor is a view of the cache's memory, not a copy: int8, on the cache's "
+            "device, with a row of the tensor's page size for each block."
         ),
         why=(
             "Otherwise a connector moves elements of the wrong size, or saves a copy that no layer writes to."
@@ -258,12 +262,12 @@ LAWS = [
         id="canonical.covers-once",
         level=Level.SAFETY,
         statement=(
-            "The references of a group cover every byte of a block in each of its layers exactly once; "
-            "groups may share memory."
+            "For each layer of a group, the group's references to canonical tensors cover every byte of a "
+            "block exactly once; groups may share memory."
         ),
         why=(
-            "A byte that is not covered is lost when a block is loaded back. One covered twice is moved "
-            "twice."
+            "A byte that is not covered is lost when a block is loaded back. A byte that is covered twice is "
+            "moved twice."
         ),
         sources=("vLLM PR 37853",),
         workload="canonical.rows",
@@ -274,7 +278,7 @@ LAWS = [
         level=Level.SAFETY,
         statement=(
             "Bytes written through a layer are read through the canonical view, and the other way round; "
-            "copying a block of a group moves the bytes of its layers and nothing else."
+            "copying a block of a group copies the bytes of the group's layers and nothing else."
         ),
         why="Otherwise a request that continues from loaded blocks reads other bytes than were stored.",
         sources=("vLLM PR 37853",),
@@ -285,8 +289,8 @@ LAWS = [
         id="canonical.group-refs",
         level=Level.SAFETY,
         statement=(
-            "Every group has references to existing tensors, each of at most a row, and no row contains a "
-            "byte of another block."
+            "Every reference of a group names an existing canonical tensor and at most as many bytes as a "
+            "row has, and the bytes in the row of a block belong to no other block."
         ),
         why="Otherwise a connector copies the wrong tensor, or writes into the block of another request.",
         sources=("vLLM PR 37853",),

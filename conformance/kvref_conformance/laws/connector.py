@@ -12,18 +12,18 @@ from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 @dataclass
 class Transfer:
-    """A job that is not reported as done yet."""
+    """A store or load that the connector has not reported as done yet."""
 
     is_store: bool
     pairs: list[tuple[int, int]]
     """Pairs of a block and a host block."""
     contents: list[str | None]
-    """The content that is moved, as far as it is known."""
+    """The content of each pair that is copied; None if it is not known."""
 
 
 @dataclass
 class Ledger:
-    """Which blocks of a pool are held by requests, and what all blocks and host blocks contain."""
+    """Which blocks requests hold, which transfers are running, and what blocks and host blocks contain."""
 
     num_blocks: int
     host_blocks: int
@@ -32,9 +32,9 @@ class Ledger:
     contents: dict[int, str | None] = field(default_factory=dict)
     """The content of each written block; None if it is not known."""
     loaded: set[int] = field(default_factory=set)
-    """The blocks that were filled by a load."""
+    """The blocks whose content came from a load."""
     on_host: dict[int, str | None] = field(default_factory=dict)
-    """The content that finished stores have left in host blocks."""
+    """The content of each host block that a finished store wrote."""
     jobs: dict[str, Transfer] = field(default_factory=dict)
     any_done: bool = False
 
@@ -44,7 +44,11 @@ class Ledger:
         return {block: name for name, job in stores for block, _ in job.pairs}
 
     def may(self, op: str, arguments: dict[str, Any]) -> bool:
-        """Whether the call is legal now. It may not be in a replayed trace, as targets answer differently."""
+        """Whether the call is legal now.
+
+        In a replayed trace it may be illegal: the calls fit the answers of an earlier target, and the current
+        target may answer differently.
+        """
         if op in ("connector.store", "connector.load"):
             return self.may_move(arguments["job"], arguments["pairs"], op == "connector.store")
         blocks = arguments.get("blocks", [arguments["block"]] if "block" in arguments else [])
@@ -131,7 +135,7 @@ def connector_calls(run: Sequence[Event]) -> Iterator[tuple[Ledger, Event]]:
 def held_until_sent(runs: Runs) -> int:
     """No block that a store reads is allocated, and a load brings stored content back.
 
-    When all jobs are done, all freed blocks can be allocated.
+    When all transfers are done, all freed blocks can be allocated.
     """
     judged = 0
     for ledger, event in connector_calls(runs[0]):
@@ -144,7 +148,10 @@ def held_until_sent(runs: Runs) -> int:
 
 
 def judge_allocated(ledger: Ledger, event: Event) -> int:
-    """Raise `LawBroken` if a block was allocated too early or not at all; return the number of judgements."""
+    """Raise `LawBroken` if a block was allocated too early, or if free blocks were not allocated.
+
+    Return the number of judgements.
+    """
     number, outcome = event["args"]["num_blocks"], event["outcome"]
     free, reading = ledger.num_blocks - 1 - len(ledger.owned), ledger.read_by_stores()
     if error := outcome.get("error"):
@@ -175,9 +182,10 @@ def judge_loaded(block: int, expected: str | None, read: str) -> int:
 
 
 def failed_load(runs: Runs) -> int:
-    """From its allocation to the end of a load, a block has no key for tokens that were not loaded.
+    """A block that is being loaded has no key, and after the load it has keys for loaded tokens only.
 
-    An example in which no block ever has a key is not judged.
+    A block that the engine evicts because its content is wrong has no key. If no block of an example ever has
+    a key, the example is not judged.
     """
     judged, any_keys = 0, False
     awaited: dict[str, set[int]] = {}
@@ -209,7 +217,7 @@ def failed_load(runs: Runs) -> int:
 
 
 def judge_awaited(step: Step, state: State, awaited: dict[str, set[int]]) -> None:
-    """A block that is being loaded has no key, not even if the load is given up."""
+    """Raise `LawBroken` if a block that is being loaded has a key, even if the load was given up."""
     for name, blocks in awaited.items():
         if keyed := [block for block in sorted(blocks) if named(state, block)]:
             raise LawBroken(
@@ -221,7 +229,7 @@ def judge_awaited(step: Step, state: State, awaited: dict[str, set[int]]) -> Non
 
 
 def judge_cached(step: Step, hashes: list[str]) -> None:
-    """No block gets a key for tokens that were not loaded."""
+    """Raise `LawBroken` if a block gets a key for tokens that were not loaded."""
     if step.before is None or step.after is None:
         return
     arrived, size = step.args["computed"], step.cache.arguments["hash_block_size"]
@@ -243,7 +251,7 @@ def judge_cached(step: Step, hashes: list[str]) -> None:
 
 
 def judge_evicted(step: Step) -> None:
-    """Evicted bad blocks have no key."""
+    """Raise `LawBroken` if an evicted block has a key."""
     if step.refused:
         raise LawBroken(f"{step.in_words()} succeeds", step.refused, ("refused",))
     for block in step.cache.real(step.args["blocks"]):
@@ -260,7 +268,7 @@ def named(state: State, block: int) -> list[str]:
 
 
 def total(runs: Runs) -> int:
-    """Every call of a connector succeeds. `connector.held-until-sent` judges how many blocks are free.
+    """Every call of a connector succeeds. `connector.held-until-sent` judges the allocation of blocks.
 
     An example in which no load ever ends is not judged, because there is no limit on how long a load takes.
     """
@@ -289,7 +297,7 @@ LAWS = [
             "Every legal call of a connector succeeds: storing blocks of requests to free host blocks, "
             "loading them back, and reporting finished transfers."
         ),
-        why="An exception there ends a running engine at some transfer.",
+        why="An exception in a transfer ends a running engine.",
         sources=("vLLM PR 37853", "the engine contract"),
         workload="connector.machine",
         check=total,
@@ -298,12 +306,12 @@ LAWS = [
         id="connector.held-until-sent",
         level=Level.SAFETY,
         statement=(
-            "A block that a store reads is not allocated before the store is reported done, a load brings "
-            "back the stored content, and when all jobs are done all freed blocks can be allocated."
+            "A block that a store reads is not allocated before the store is reported as done; a load brings "
+            "the stored content back; and when all transfers are done, all freed blocks can be allocated."
         ),
         why=(
-            "Otherwise a store keeps another request's cache under this request's key. A block that stays "
-            "held is lost until a restart."
+            "Otherwise a store saves another request's cache under this request's key, or a block is lost "
+            "until a restart."
         ),
         sources=("`request_finished` of vLLM's KVConnectorBase_V1", "vLLM PR 37853", "the engine contract"),
         workload="connector.machine",
@@ -314,11 +322,11 @@ LAWS = [
         id="connector.failed-load",
         level=Level.SAFETY,
         statement=(
-            "A block that is being loaded has no key; after the load only the loaded tokens have keys, and "
-            "evicted bad blocks have none, whether referenced or free."
+            "A block that is being loaded has no key; after the load only the loaded tokens have keys; and "
+            "blocks with wrong content that the engine evicts have none, whether referenced or free."
         ),
         why=(
-            "A key without its content is a hit for the next request, which reads tokens that were never "
+            "Otherwise the next request hits a key without its content, and reads tokens that were never "
             "loaded."
         ),
         sources=(

@@ -9,16 +9,16 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def lookups(runs: Runs) -> Iterator[tuple[Step, int]]:
-    """Each look-up that returned, with its request's number of tokens, if the cache is `readable`."""
+    """Each look-up of a `readable` cache that returned, with the number of tokens of its request."""
     for step in steps(runs[0], "cache.lookup"):
         if step.done and step.request is not None and step.cache.readable:
             yield step, len(step.request.tokens)
 
 
 def eagle_groups(cache: Cache) -> list[Group]:
-    """The groups that read one token ahead: those marked as such, or all groups if none is marked.
+    """The groups that read one token ahead: those marked `eagle`, or all groups if none is marked.
 
-    Groups with the same spec as a marked group count as well, because they may be looked up together.
+    A group with the same spec as a marked one counts as well: an implementation may look both up together.
     """
     if not cache.arguments["use_eagle"]:
         return []
@@ -38,8 +38,8 @@ class Found:
     def blocks(self, group: Group, end: int) -> list[int]:
         """The blocks that the index finds for the tokens up to `end` in a group.
 
-        If `end` is within a block, a block with more of the request's tokens serves as well, unless it holds
-        a state.
+        If `end` is within a block, a block with more of the request's tokens counts as well. A recurrent
+        state does not: it is the state after those further tokens.
         """
         last = end if group.kind == "MambaSpec" else -(-end // group.block_size) * group.block_size
         places = range(end // self.hash_block_size - 1, last // self.hash_block_size)
@@ -47,7 +47,7 @@ class Found:
         return [block for name in names for block in self.found.get(name, ())]
 
     def ends(self, group: Group, length: int) -> list[int]:
-        """The end positions of the blocks that the next token reads after a hit of this length."""
+        """The end positions of the blocks that the first token after a hit of this length reads."""
         first, size = group.first_read(length) // group.block_size, group.block_size
         ends = [(place + 1) * size for place in range(first, length // size)]
         return [*ends, length] if length % size else ends
@@ -61,7 +61,7 @@ class Found:
         return ""
 
     def lacks_ahead(self, length: int) -> str:
-        """The block after this hit that a group reads ahead and the index lacks, in words; empty if none."""
+        """The first group that reads ahead but lacks the block after this hit, in words; empty if none."""
         for group in eagle_groups(self.cache):
             if group.kind != "MambaSpec" and not self.blocks(group, length + group.block_size):
                 return f"group {group.number} has no block after {length} tokens"
@@ -69,7 +69,10 @@ class Found:
 
 
 def hit_maximal(runs: Runs) -> int:
-    """The hit is the longest one that every group can serve."""
+    """The hit is the longest one that every group can serve.
+
+    The blocks that the look-up returns have the keys of the request's own tokens.
+    """
     judged = 0
     for step, tokens in lookups(runs):
         cache, alignment = step.cache, step.cache.shape["alignment"]
@@ -86,7 +89,8 @@ def hit_maximal(runs: Runs) -> int:
         judge_blocks(step, found, hit)
         for length in range((tokens - 1) // alignment * alignment, hit, -alignment):
             ahead = [group.block_size for group in eagle_groups(cache) if group.kind != "MambaSpec"]
-            # Implementations differ in whether they read the last token ahead; it costs one unit at most.
+            # Implementations differ in whether the block that is read ahead may contain the last token. So
+            # the law requires no hit that needs this.
             if length + max(ahead, default=0) > tokens - (1 if ahead else 0):
                 continue
             if not found.lacks(length) and not found.lacks_ahead(length):
@@ -99,7 +103,7 @@ def hit_maximal(runs: Runs) -> int:
 
 
 def judge_blocks(step: Step, found: Found, hit: int) -> None:
-    """The blocks of a hit carry the request's own keys."""
+    """Raise `LawBroken` unless the blocks of a hit have the keys of the request's own tokens."""
     null = step.cache.shape["null"]
     for group in step.cache.groups:
         blocks = step.value["blocks"][group.number]
@@ -176,7 +180,7 @@ def common_prefix(runs: Runs) -> int:
 
 
 class Resent:
-    """The part of the first computed prompt that must still be cached, in a pool with room for everything."""
+    """Follows how much of the first prompt was computed, in a pool that never has to evict a block."""
 
     def __init__(self, step: Step) -> None:
         self.cache = step.cache
@@ -189,7 +193,7 @@ class Resent:
         if step.op == "cache.add" and not self.prompt:
             self.prompt = step.args["tokens"]
         if step.allocated and step.hit["tokens"] and not self.computed:
-            # Nothing is cached yet, so this hit needs no block: it covers chunks that have ended.
+            # Nothing is cached yet, so this hit needs no block: all its tokens are in chunks that have ended.
             self.skipped = True
         if step.allocated:
             self.computed = max(self.computed, min(step.end, len(self.prompt)))
@@ -228,7 +232,10 @@ def resent(runs: Runs) -> Iterator[tuple[Step, int, int]]:
 
 
 def resend_hits(runs: Runs) -> int:
-    """A look-up finds the beginning of a prompt that was computed before."""
+    """A look-up finds the beginning of a prompt that was computed before.
+
+    Caches with layers that read ahead are left out: `coordinator.eagle-one-unit` judges them.
+    """
     judged = 0
     for step, hit, expected in resent(runs):
         if step.cache.arguments["use_eagle"]:
@@ -244,7 +251,11 @@ def resend_hits(runs: Runs) -> int:
 
 
 def eagle_one_unit(runs: Runs) -> int:
-    """Layers that read one token ahead shorten a hit by one unit at most."""
+    """Layers that read one token ahead shorten a hit by at most one unit of alignment.
+
+    The example looks up the same prompts first in a cache that does not read ahead, then in one that does.
+    Caches with recurrent layers are left out.
+    """
     judged = 0
     hits: dict[bool, list[int]] = {False: [], True: []}
     for step, hit, _ in resent(runs):
@@ -304,7 +315,7 @@ LAWS = [
             "A cache manager can be created for every set of groups, block sizes and pool sizes that an "
             "engine may start with."
         ),
-        why="Otherwise an engine with this model does not start, and no other law has a cache to judge.",
+        why="Otherwise an engine with these groups does not start, and no other law has a cache to judge.",
         sources=("vLLM RFC 36668", "vLLM PR 44165"),
         workload="cache.machine",
         check=constructible,
@@ -313,12 +324,12 @@ LAWS = [
         id="coordinator.hit-maximal",
         level=Level.SAFETY,
         statement=(
-            "A hit is the longest allowed length at which every group finds all blocks that the next token "
-            "reads, and layers that read ahead also find the block after it; the hit returns exactly these "
-            "blocks."
+            "A hit is the longest allowed one for which every group has all blocks that the next token "
+            "reads, and groups that read ahead also have the block after the hit; the look-up returns "
+            "exactly these blocks."
         ),
         why=(
-            "With a hit too short, prompts are computed again. With one too long, tokens read what was "
+            "If a hit is too short, prompts are computed again. If it is too long, tokens read what was "
             "never computed."
         ),
         sources=("vLLM RFC 36668", "vLLM PR 44165"),
@@ -329,10 +340,13 @@ LAWS = [
         id="coordinator.hit-aligned",
         level=Level.SAFETY,
         statement=(
-            "A hit is a multiple of the declared alignment and shorter than the request, and each group's "
-            "list has just the blocks of the hit."
+            "A hit is a multiple of the cache's alignment and shorter than the request, and the list of each "
+            "group has just the blocks of the hit."
         ),
-        why="A block too many is adopted as if it were computed, or shifts all blocks after it.",
+        why=(
+            "With a block too many, a request uses a block that was never computed, or all later blocks move "
+            "to a wrong index."
+        ),
         sources=("vLLM PR 44165",),
         workload="cache.machine",
         check=hit_aligned,
@@ -341,8 +355,8 @@ LAWS = [
         id="coordinator.resend-hits",
         level=Level.SAFETY,
         statement=(
-            "If nothing was evicted, a prompt that begins like a computed one hits up to the last position "
-            "that the cache keeps."
+            "If nothing was evicted, a prompt that begins like an earlier one hits up to the last common "
+            "position that the cache keeps."
         ),
         why="Otherwise every turn of a conversation is computed again in spite of prefix caching.",
         sources=("vLLM issue 46453",),
@@ -357,7 +371,7 @@ LAWS = [
             "alignment, for any number of groups and any windows."
         ),
         why=(
-            "If each group drops a block of its own, hits become shorter with every group until nothing is "
+            "If each group drops one more block, the hit becomes shorter with every group until nothing is "
             "left."
         ),
         sources=("vLLM issue 32802",),
@@ -368,7 +382,7 @@ LAWS = [
         id="coordinator.lookup-total",
         level=Level.SAFETY,
         statement="Every look-up of a created cache manager succeeds.",
-        why="An exception there ends a running engine at some request.",
+        why="An exception in a look-up ends a running engine.",
         sources=("the engine contract",),
         workload="cache.machine",
         check=lookup_total,

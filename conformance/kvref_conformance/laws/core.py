@@ -1,4 +1,4 @@
-"""What a law is. This module uses only the standard library: stand-alone programs copy law functions."""
+"""What a law is. Stand-alone programs copy law functions, so this module uses only the standard library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Runs = list[list[Event]]
 
 
 class Level(StrEnum):
-    """How much a broken law matters."""
+    """How serious a broken law is. Broken robustness laws fail a check with --strict only."""
 
     SAFETY = "safety"
     ROBUSTNESS = "robustness"

@@ -29,7 +29,7 @@ def has_mixed_group(plan: dict[str, Any]) -> bool:
 def lcm_bounded(runs: Runs) -> int:
     """A scheduler block size above twice the least common multiple of the layers' block sizes is reported.
 
-    It counts as reported if the size is in a warning, or in a log line that the log shows by default. Without
+    The size counts as reported if it is in a warning, or in a log line that the log shows by default. Without
     prefix caching nothing depends on the size, so it need not be reported.
     """
     judged = 0
@@ -56,8 +56,8 @@ def lcm_bounded(runs: Runs) -> int:
 def scheduler_block(runs: Runs) -> int:
     """The resolved block sizes fit together. A cache manager accepts them, and refuses sizes that do not fit.
 
-    Every coordinator or manager that shows a size must show the given value. With prefix caching off, or if
-    the manager does not get the scheduler block size, it need only accept the resolved sizes. Another law
+    Every coordinator or manager that shows a size must show the given value. A cache manager need not refuse
+    sizes if prefix caching is off, or if it never receives the scheduler block size. `plan.one-manager`
     judges groups whose layers have several managers.
     """
     judged = 0
@@ -114,11 +114,12 @@ def scheduler_block(runs: Runs) -> int:
 def workers_agree(runs: Runs) -> int:
     """All workers have the same number of blocks and the same groups in the same order.
 
-    The blocks fit the memory of each worker. The scheduler allocates a block for one group, on all workers at
-    once. So each group exists on every worker, even on one that has none of its layers. If all workers have
-    the same layers, the worker with the least memory sets the number of blocks. If the planner can group the
-    layers of all workers, it can also plan them for the workers, unless memory is short. This law skips what
-    is already wrong in the plan for one worker, because other laws judge that.
+    The scheduler allocates a block for one group on all workers at once. So each group exists on every
+    worker, even if the worker has none of its layers. The blocks fit into the memory of each worker. If all
+    workers have the same layers, the worker with the least memory decides how many blocks there are.
+
+    If the planner can group the layers of all workers, it must also plan them for the workers, unless memory
+    is short. Other laws judge the plan for a single worker, so this law skips what is already wrong there.
     """
     judged = 0
     for event in answered(runs, "planner.workers"):
@@ -182,7 +183,7 @@ def workers_agree(runs: Runs) -> int:
 def refuse_other_groups(found: list[dict[str, Any]], whole: dict[str, Any] | None) -> None:
     """Raise `LawBroken` unless each group is the same on all workers.
 
-    Managers are not compared if a group of the whole model has several.
+    If a group of the whole model has several managers, managers are not compared.
     """
     counts = [len(plan["groups"]) for plan in found]
     if len(set(counts)) > 1:
@@ -225,9 +226,10 @@ def refuse_other_pages(found: list[dict[str, Any]], whole: dict[str, Any]) -> No
 def reports_agree(runs: Runs) -> int:
     """All reports of capacity agree, in any order of the groups, and follow from the plan.
 
-    The concurrency is the number of requests that the plan has blocks for, with or without the null block.
-    The token capacity is what these requests hold. Blocks for sinks are reserved once for all requests, so
-    plans with sinks are only compared with each other.
+    The concurrency is the number of the longest requests for which the plan has blocks; the null block may
+    count or not. The token capacity is the number of tokens of these requests. Blocks for sinks are reserved
+    once for all requests, so for plans with sinks the law does not compute the concurrency. It only compares
+    the reports.
     """
     judged = 0
     first: tuple[Any, ...] | None = None
@@ -278,7 +280,8 @@ def reports_agree(runs: Runs) -> int:
 def enough_memory(runs: Runs) -> int:
     """Memory for the blocks of one request and the null block is enough for a plan.
 
-    The law computes the bytes of a block in all layers from the number of blocks in a larger memory.
+    The law computes the bytes of a block from a plan for more memory: that memory divided by its number of
+    blocks.
     """
     capacities = [event for event in answered(runs, "planner.capacity") if "value" in event["outcome"]]
     judged = 0
@@ -322,10 +325,10 @@ CONSTRUCTIBLE = Law(
     id="registry.constructible",
     level=Level.SAFETY,
     statement=(
-        "The manager of every registered spec can be built as an engine builds it, with all of its keyword "
-        "arguments and the resolved block sizes, at least with prefix caching off."
+        "The manager of every registered spec can be built as an engine builds it, with all keyword "
+        "arguments of the engine and the resolved block sizes, at least with prefix caching off."
     ),
-    why="Otherwise a model with such a layer does not start.",
+    why="Otherwise a model with a layer of this spec does not start.",
     sources=("vLLM PR 37505", "vLLM RFC 36668"),
     workload="deployments.managers",
     check=constructible,
@@ -337,9 +340,12 @@ LAWS = [
         level=Level.ROBUSTNESS,
         statement=(
             "If equal page sizes raise the scheduler block size above twice the least common multiple of the "
-            "layers' block sizes, a warning or a log line at the default level says the size."
+            "layers' block sizes, a warning or a log line at the default level contains that size."
         ),
-        why="Prefix hits become too coarse to happen, and users do not see why.",
+        why=(
+            "Otherwise there are hardly any prefix hits, because each is a multiple of that size, and users "
+            "do not see why."
+        ),
         sources=("vLLM issue 54458",),
         workload="deployments.sizes",
         check=lcm_bounded,
@@ -363,11 +369,14 @@ LAWS = [
         id="plan.workers-agree",
         level=Level.SAFETY,
         statement=(
-            "Plans for several workers, for example pipeline stages or ranks with different memory, have the "
-            "same number of blocks, the smallest of all, and the same groups in the same order, and each "
-            "plan fits its worker's memory."
+            "All workers of an engine, for example pipeline stages or ranks with different memory, have the "
+            "same groups in the same order and the same number of blocks, and the plan of each worker fits "
+            "into its memory."
         ),
-        why="Otherwise an allocated block lies outside a worker's memory, or belongs to another group there.",
+        why=(
+            "Otherwise an allocated block lies outside the memory of some worker, or belongs to another "
+            "group there."
+        ),
         sources=("vLLM PR 37505",),
         workload="deployments.workers",
         check=workers_agree,
@@ -376,8 +385,8 @@ LAWS = [
         id="plan.reports-agree",
         level=Level.SAFETY,
         statement=(
-            "The concurrency and token capacity of each plan are reported, follow from its blocks, do not "
-            "depend on the order of the groups, and are the same in every report."
+            "The concurrency and token capacity of each plan are reported, and all reports have the same "
+            "numbers, which follow from the plan's blocks and do not depend on the order of the groups."
         ),
         why="A deployment that is sized by a wrong report holds fewer requests, or costs too much.",
         sources=("vLLM PR 48317", "vLLM issue 40691"),

@@ -9,7 +9,7 @@ from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 
 def answers_to(runs: Runs, operation: str) -> list[Any]:
-    """The answers of the operation, from all of its calls that returned."""
+    """What the operation answered, in each of its calls that returned."""
     outcomes = [event["outcome"] for run in runs for event in run if event["op"] == operation]
     return [outcome["value"] for outcome in outcomes if "value" in outcome]
 
@@ -35,7 +35,6 @@ def takes(parameters: list[dict[str, Any]], call: dict[str, Any]) -> bool:
 
 
 def call_in_words(call: dict[str, Any]) -> str:
-    """The arguments of a call, in words."""
     keywords = ", ".join(call["keywords"])
     return f"{call['positional']} positional arguments" + (
         f" and the keywords {keywords}" if keywords else ""
@@ -43,7 +42,11 @@ def call_in_words(call: dict[str, Any]) -> str:
 
 
 def signature(runs: Runs) -> int:
-    """An override accepts every call that the overridden method accepts in the implementation's own code."""
+    """An override accepts every call in the implementation's own code that the overridden method accepts.
+
+    A method must not override a property, and an instance method must not override a class method or a static
+    method.
+    """
     calls = [call for answer in answers_to(runs, "drift.calls") for call in answer]
     judged = 0
     wrong: dict[str, tuple[str, str]] = {}
@@ -81,7 +84,7 @@ def signature(runs: Runs) -> int:
 
 
 def hook_reached(runs: Runs) -> int:
-    """An attribute that is reached on a stock class is also reached on a subclass that changes nothing."""
+    """If an engine reaches an attribute of a stock class, it also reaches that of an unchanged subclass."""
     answers = answers_to(runs, "drift.reached")
     if len(answers) < 2:
         return 0
@@ -97,7 +100,10 @@ def hook_reached(runs: Runs) -> int:
 
 
 def patch_target(runs: Runs) -> int:
-    """A name that a plugin replaces exists without the plugin, and no module keeps using the original."""
+    """Every name that a plugin replaces exists without the plugin, and no module keeps using the original.
+
+    A name that does not exist is no mistake if some code reads it.
+    """
     replaced, present = answers_to(runs, "drift.replaced"), answers_to(runs, "drift.present")
     if not replaced or not present:
         return 0
@@ -130,7 +136,10 @@ def patch_target(runs: Runs) -> int:
 
 
 def hook_once(runs: Runs) -> int:
-    """The platform hook runs once for each initialisation and not again for look-ups."""
+    """The platform hook runs once for each initialisation, and not again for look-ups.
+
+    It runs before the first look-up of a manager. A second initialisation changes no look-up.
+    """
     judged = 0
     for events in runs:
         count = 0
@@ -182,7 +191,7 @@ def hook_once(runs: Runs) -> int:
 
 
 def stock_untouched(runs: Runs) -> int:
-    """A process with the plugin and a process without it return the same for stock specs."""
+    """Operations on stock specs return the same in a process with the plugin and in one without it."""
     if len(runs) < 2:
         return 0
     judged = 0
@@ -225,7 +234,10 @@ LAWS = [
         id="registry.stock-untouched",
         level=Level.SAFETY,
         statement=("Loading a plugin does not change the look-ups, pages, copies and merges of stock specs."),
-        why="Otherwise a model that does not use the plugin is served differently because it is installed.",
+        why=(
+            "Otherwise an engine serves a model differently because a plugin is installed that the model "
+            "does not use."
+        ),
         sources=("vLLM RFC 36668",),
         workload="drift.stock",
         check=stock_untouched,
@@ -234,8 +246,8 @@ LAWS = [
         id="drift.hook-reached",
         level=Level.SAFETY,
         statement=(
-            "If an engine reaches an attribute of a stock class, it also reaches a plugin's override of it "
-            "on a subclass."
+            "If an engine reaches an attribute of a stock class, it also reaches the override of this "
+            "attribute in a plugin's subclass."
         ),
         why="Otherwise the engine keeps stock behaviour for a vendor's layers, and no error is raised.",
         sources=("vLLM RFC 36668",),
@@ -246,7 +258,7 @@ LAWS = [
         id="drift.signature",
         level=Level.SAFETY,
         statement=(
-            "A plugin's override accepts the positional and keyword arguments of every call of the method in "
+            "A plugin's override accepts the positional and keyword arguments of every call to the method in "
             "the implementation's own code."
         ),
         why="Otherwise the first request that needs the method ends the engine with a TypeError.",

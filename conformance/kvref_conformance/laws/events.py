@@ -1,4 +1,4 @@
-"""Laws of KV events: what a router learns about the prefix cache."""
+"""Laws of KV events: what a router learns from them about the prefix cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def replay(runs: Runs) -> int:
-    """Counting the stored, removed and cleared events gives exactly the keys in the index."""
+    """If you count the stored, removed and cleared events, you get exactly the keys in the index."""
     judged = 0
     counts: Counter[str] = Counter()
     for step in steps(runs[0], "cache.create", "cache.take_events"):
@@ -26,7 +26,7 @@ def replay(runs: Runs) -> int:
         judged += bool(state["found"])
         if counts.keys() == state["found"].keys():
             continue
-        # Releases without a group in their events have one name for the same content in all groups.
+        # In releases whose events have no group, the same content has one name in all groups.
         with_group = all("group" in event for event in step.value if event["what"] != "cleared")
         known = set(counts) if with_group else {name.partition("/")[0] for name in counts}
         found = set(state["found"]) if with_group else {name.partition("/")[0] for name in state["found"]}
@@ -46,7 +46,7 @@ def replay(runs: Runs) -> int:
 
 
 def count(counts: Counter[str], event: dict[str, Any]) -> None:
-    """Apply one event to the counts."""
+    """Apply one event to the counts. Raise `LawBroken` if it removes a key that is not stored."""
     if event["what"] == "cleared":
         counts.clear()
         return
@@ -89,7 +89,7 @@ def judge_stored(event: dict[str, Any], groups: list[Any], state: State | None) 
 
 
 def content(runs: Runs) -> int:
-    """A stored event has the tokens of its blocks, and the parent of the first block."""
+    """A stored event has the tokens of its blocks, and as parent the block before the first one."""
     judged = 0
     ends: dict[str, list[int]] = {}
     for step in steps(runs[0], "cache.create", "cache.lookup", "cache.take_events"):
@@ -100,7 +100,7 @@ def content(runs: Runs) -> int:
             for place, name in enumerate(step.value["hashes"]):
                 ends[name] = tokens[: (place + 1) * size]
         elif step.op == "cache.take_events" and step.done:
-            # In some releases, blocks that span several hashes have a hash of their own.
+            # Larger blocks are left out: in some releases they have a hash of their own.
             size = step.cache.arguments["hash_block_size"]
             stored = [event for event in step.value if event["what"] == "stored"]
             judged += sum(judge_content(event, ends) for event in stored if event.get("block_size") == size)
@@ -108,7 +108,7 @@ def content(runs: Runs) -> int:
 
 
 def judge_content(event: dict[str, Any], ends: dict[str, list[int]]) -> int:
-    """Judge those hashes of the event that some request has. Return how many there are."""
+    """Judge the hashes in the event that belong to some request. Return how many there are."""
     size, tokens = event["block_size"], event.get("tokens", ())
     names = event["hashes"]
     # events.metadata judges the number of tokens.
@@ -143,10 +143,13 @@ LAWS = [
         id="events.replay",
         level=Level.SAFETY,
         statement=(
-            "Counting the stored, removed and cleared events gives, at any time, exactly the keys that a "
-            "look-up can find."
+            "If you count the stored, removed and cleared events, you get exactly the keys that a look-up "
+            "can find, at any time."
         ),
-        why="Routers send requests to the engine that has their prefix according to its events.",
+        why=(
+            "A router learns from these events which engine has a request's prefix. With wrong events it "
+            "chooses a wrong engine."
+        ),
         sources=("vLLM's KV events",),
         workload="cache.machine",
         check=replay,
@@ -164,12 +167,12 @@ LAWS = [
         id="events.content",
         level=Level.SAFETY,
         statement=(
-            "A stored event has, for each hash of a block of `hash_block_size` tokens, the tokens of the "
-            "request with this hash, and as parent the hash of the block before the first one."
+            "For each block of `hash_block_size` tokens, a stored event has the tokens of the request with "
+            "this block hash; the event's parent is the hash of the block before its first one."
         ),
         why=(
-            "Routers build their prefix trees from these events, and would look for a prompt in the wrong "
-            "place."
+            "Routers build their prefix trees from these events. With wrong ones they look for a prompt in "
+            "the wrong place."
         ),
         sources=("vLLM PR 30544", "vLLM issue 44451", "vllm-ascend issue 12002"),
         workload="cache.machine",

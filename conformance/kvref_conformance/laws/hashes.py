@@ -7,11 +7,11 @@ from typing import Any
 from kvref_conformance.laws.core import Event, Law, LawBroken, Level, Runs
 
 Hashed = tuple[dict[str, Any], int, str]
-"""A content, a number of tokens, and the hash of that many of its tokens."""
+"""The content of a request, a number of tokens, and the hash of that many tokens at its beginning."""
 
 
 def hashed(events: list[Event]) -> list[list[Hashed]]:
-    """The hashes of each hashed request, each with the request's content and how many tokens it covers."""
+    """For each request that was hashed, its block hashes."""
     answered = [
         event for event in events if event["op"] == "hashing.block_hashes" and "value" in event["outcome"]
     ]
@@ -80,7 +80,7 @@ def injective(runs: Runs) -> int:
 
 
 def written(content: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """The content as it was given, without what begins after its first `tokens` tokens."""
+    """The parts of a content that begin within its first `tokens` tokens, as they were given."""
     return {
         "tokens": content["tokens"][:tokens],
         "adapter": content.get("adapter"),
@@ -95,7 +95,7 @@ def written(content: dict[str, Any], tokens: int) -> dict[str, Any]:
 
 
 def shared(runs: Runs) -> int:
-    """Equal content up to a boundary gives equal hashes up to it."""
+    """Requests with equal content up to the end of a block have equal hashes up to there."""
     requests = hashed(runs[0])
     judged = 0
     for place, request in enumerate(requests):
@@ -122,7 +122,11 @@ def shared(runs: Runs) -> int:
 
 
 def granularity(runs: Runs) -> int:
-    """The hash of a block is the chain hash at the end of the block."""
+    """The hash of a block is the chain hash at the end of the block.
+
+    The chain hash at a position is the hash of the hash block that ends there. It covers all tokens up to
+    there.
+    """
     chains: dict[int, list[str]] = {}
     judged = 0
     for event in runs[0]:
@@ -165,7 +169,7 @@ def stable_across_processes(runs: Runs) -> int:
 
 
 def total(runs: Runs) -> int:
-    """Every content that the target accepts can be hashed."""
+    """Every content of the kinds that the target declares can be hashed."""
     judged = 0
     for event in runs[0]:
         if event["op"] == "hashing.block_hashes" and "died" not in event["outcome"]:
@@ -186,7 +190,7 @@ LAWS = [
         id="hash.total",
         level=Level.SAFETY,
         statement="Every kind of content that the target declares can be hashed.",
-        why="An exception there ends a running engine at some request.",
+        why="An exception in hashing ends a running engine.",
         sources=("vLLM's design of prefix caching",),
         workload="contents.pairs",
         check=total,
@@ -219,8 +223,8 @@ LAWS = [
         id="hash.granularity",
         level=Level.SAFETY,
         statement=(
-            "The hash of block i of block size B is the chain hash at (i+1)B tokens, for every hash block "
-            "size that divides B."
+            "The hash of block i of block size B is the chain hash at (i+1)B tokens: the hash of the hash "
+            "block that ends there, for every hash block size that divides B."
         ),
         why=(
             "Otherwise groups with different block sizes find blocks that end elsewhere or hold other "
@@ -233,7 +237,10 @@ LAWS = [
     Law(
         id="hash.stable-across-processes",
         level=Level.SAFETY,
-        statement="With the seed that the target documents, two processes compute the same hashes.",
+        statement=(
+            "Two processes with the same environment, including `PYTHONHASHSEED`, compute the same hashes "
+            "for the same content."
+        ),
         why="Otherwise engines that share a cache, or routers that predict hits, never find a cached block.",
         sources=("vLLM's design of prefix caching",),
         workload="contents.processes",

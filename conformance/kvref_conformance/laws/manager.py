@@ -25,7 +25,7 @@ def granted(runs: Runs) -> Iterator[tuple[Step, Group, State]]:
 
 
 def confirmed(step: Step) -> int:
-    """How many tokens were certainly computed at the call, including the hit that the call adopts.
+    """How many tokens were certainly computed when the allocation was called, including those of its hit.
 
     If a hit or load covers all tokens, the last one does not count: it is computed again for its output.
     """
@@ -56,7 +56,7 @@ def window_kept(runs: Runs) -> int:
         places = list(range(first // group.block_size, -(-end // group.block_size)))
         if group.kind == "MambaSpec":
             # The state that the step starts from, and the state that it writes. After a step with drafts, the
-            # first may be in a block for drafts.
+            # former may be in a block for drafts.
             known = step.start and not group.further_blocks and not computed_again(step)
             source = [(step.start - 1) // group.block_size] if known else []
             places = [*source, places[-1]]
@@ -74,7 +74,7 @@ def window_kept(runs: Runs) -> int:
 
 
 def only_read_by(step: Step, group: Group, place: int) -> tuple[str, ...]:
-    """The facet of a block that only earlier tokens read; empty if the scheduled tokens read it, too."""
+    """A facet to add if only tokens before the scheduled ones read the block; else empty."""
     if (place + 1) * group.block_size > group.first_read(step.start):
         return ()
     running = step.request is not None and step.request.computed == step.start
@@ -82,7 +82,7 @@ def only_read_by(step: Step, group: Group, place: int) -> tuple[str, ...]:
 
 
 def window_freed(runs: Runs) -> int:
-    """Blocks that no token will read again are freed."""
+    """An allocation frees the blocks that no token of its request will read again."""
     judged = 0
     for step, group, state in granted(runs):
         if group.kind not in (*WINDOWS, "ChunkedLocalAttentionSpec"):
@@ -123,7 +123,7 @@ def need_exact(runs: Runs) -> int:
 
 
 def need_shrinks(runs: Runs) -> int:
-    """A request that already has slots for all of its tokens gets no more blocks, and is not refused."""
+    """If a request already has slots for all tokens of an allocation, it gets no new block and no refusal."""
     judged = 0
     for step in steps(runs[0], "cache.allocate"):
         if step.before is None or step.request is None:
@@ -156,13 +156,13 @@ def need_shrinks(runs: Runs) -> int:
 
 
 def copies(step: Step, state: State) -> bool:
-    """Whether the step continues in a cached block, so that the request may need a copy of its own."""
+    """Whether the step starts in a cached block, so that the request may need its own copy of the block."""
     places = [(step.table(state, group), step.start // group.block_size) for group in step.cache.groups]
     return any(str(block) in state["keys"] for table, place in places for block in table[place : place + 1])
 
 
 def held_bounded(runs: Runs) -> int:
-    """A request holds at most the blocks that admission counts on.
+    """A request never holds more blocks than admission counts on.
 
     Its block table is never longer than that of the longest possible request.
     """
@@ -195,7 +195,7 @@ def held_bounded(runs: Runs) -> int:
 
 
 def references(runs: Runs) -> int:
-    """A block's reference count equals its occurrences in block tables and pending copies."""
+    """A block's reference count is the number of times it occurs in block tables and pending copies."""
     judged = 0
     for step in steps(runs[0]):
         if step.after is None:
@@ -247,7 +247,7 @@ def written_owned(runs: Runs) -> int:
 
 
 def state_owned(runs: Runs) -> int:
-    """A recurrent layer has a state to start from, and a block of its own to write its state to."""
+    """A recurrent layer has a block with the state to start from, and its own block to write its state to."""
     judged = 0
     for step, group, state in granted(runs):
         if group.kind != "MambaSpec" or step.args.get("new", 0) < 1:
@@ -370,7 +370,10 @@ def free_returns_all(runs: Runs) -> int:
 
 
 def copies_reported(runs: Runs) -> int:
-    """A block in which a hit ends is copied to a block of the request's own."""
+    """If a hit ends within a block, this block is copied to a block of the request's own.
+
+    Both blocks stay referenced until the engine takes the copies.
+    """
     judged = 0
     pending: dict[tuple[int, int], str] = {}
     for step in steps(runs[0], "cache.allocate", "cache.take_copies"):
@@ -441,7 +444,7 @@ LAWS = [
             "Every scheduler call to a cache manager other than look-up and allocation succeeds: progress, "
             "freeing a request, the end of a step, new blocks, copies, events, a reset, and probes."
         ),
-        why="An exception there ends a running engine in the middle of a step.",
+        why="An exception in one of these calls ends a running engine in the middle of a step.",
         sources=("the engine contract",),
         workload="cache.machine",
         check=calls_total,
@@ -454,8 +457,8 @@ LAWS = [
             "which is neither freed nor replaced by the null block."
         ),
         why=(
-            "A block that is freed too early is allocated to another request while it is still read: wrong "
-            "output."
+            "A block that is freed too early is allocated to another request while its first owner still "
+            "reads it: wrong output."
         ),
         sources=(*SOURCES, "vLLM 0.26.0 frees by confirmed tokens; earlier releases by scheduled tokens"),
         workload="cache.machine",
@@ -465,8 +468,8 @@ LAWS = [
         id="manager.window-freed",
         level=Level.ROBUSTNESS,
         statement=(
-            "A request's next allocation frees the blocks that none of its tokens can attend to any more, "
-            "except the tokens that the spec retains."
+            "Each allocation for a request frees the blocks that none of the request's tokens can attend to "
+            "any more, except blocks that the spec retains."
         ),
         why="Otherwise the memory that a window saves stays occupied by blocks that no token reads.",
         sources=SOURCES,
@@ -478,7 +481,7 @@ LAWS = [
         level=Level.SAFETY,
         statement="An allocation takes exactly as many blocks from the free list as the manager predicts.",
         why=(
-            "With a prediction too low, the allocation fails halfway. With one too high, requests wait or "
+            "If the prediction is too low, the allocation fails halfway. If it is too high, requests wait or "
             "are preempted for nothing."
         ),
         sources=SOURCES,
@@ -493,7 +496,8 @@ LAWS = [
             "rejected, the allocation is granted without a new block and without an error."
         ),
         why=(
-            "Every rejected draft makes a request need less than it has, and an error there stops the engine."
+            "After rejected drafts, a request has more slots than it needs. If the allocation then raises an "
+            "error, the engine stops."
         ),
         sources=(*SOURCES, "vLLM up to 0.22.1: recurrent layers with fewer drafts than before"),
         workload="cache.drafted",
@@ -517,12 +521,12 @@ LAWS = [
         id="manager.references",
         level=Level.SAFETY,
         statement=(
-            "At every step, a block has one reference for each place in a block table that holds it and "
-            "for each pending copy."
+            "At every step, a block has one reference for each time that it occurs in a block table or in a "
+            "pending copy."
         ),
         why=(
-            "With one too few, a block in use is allocated again. With one too many, it is lost until a "
-            "restart."
+            "With a reference too few, a block in use is allocated again. With one too many, the block is "
+            "lost until a restart."
         ),
         sources=SOURCES,
         workload="cache.machine",
@@ -531,7 +535,7 @@ LAWS = [
     Law(
         id="manager.written-owned",
         level=Level.SAFETY,
-        statement="A block that a step writes to is in one place of one block table.",
+        statement="A block that a step writes to occurs only once in all block tables.",
         why="Writing to a block that another request reads changes the other request's output.",
         sources=SOURCES,
         workload="cache.machine",
@@ -576,11 +580,11 @@ LAWS = [
         id="manager.free-returns-all",
         level=Level.SAFETY,
         statement=(
-            "Freeing a request removes its block tables, gives back exactly its references, and frees the "
-            "blocks that no one else holds; freeing a request without blocks changes nothing."
+            "Freeing a request removes its block tables, drops exactly the request's references, and frees "
+            "the blocks that no one else holds; freeing a request without blocks changes nothing."
         ),
         why=(
-            "A reference that is not given back loses a block until a restart. One given back twice lets "
+            "If a reference is not given back, a block is lost until a restart. If it is given back twice, "
             "two requests get the block."
         ),
         sources=SOURCES,
@@ -591,7 +595,7 @@ LAWS = [
         id="manager.copies-reported",
         level=Level.SAFETY,
         statement=(
-            "If a hit ends within a block, the request gets a block of its own there, the copy is reported "
+            "If a hit ends within a block, the request gets its own copy of the block, the copy is reported "
             "in the same step, and both blocks stay referenced until then."
         ),
         why="Without the copy, the new block has no content, or the request writes to a shared block.",
@@ -607,7 +611,10 @@ LAWS = [
             "Variants of a cache manager that are meant to be interchangeable answer the same operations "
             "alike: the same values, events and block tables, and errors of the same type."
         ),
-        why="An engine that switches to the faster variant writes to other blocks, or misses prefix hits.",
+        why=(
+            "Otherwise an engine that switches to the faster variant writes to other blocks, or misses "
+            "prefix hits."
+        ),
         sources=("the engine contract",),
         workload="cache.variants",
         check=variants_agree,

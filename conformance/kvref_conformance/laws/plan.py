@@ -164,10 +164,10 @@ def plan_in_words(meaning: tuple[Any, ...]) -> str:
 
 
 def order_free(runs: Runs) -> int:
-    """If the layers are given in another order, each is planned the same, or both orders are refused.
+    """If the layers are given in another order, the plan is the same, or both orders are refused.
 
-    Which layers of one spec share a group may differ, and so may the layer that ends up in a left-over group.
-    So the law compares all layers that were given the same spec, not single layers.
+    The planner may choose which of several layers with the same spec share a group. So the law compares all
+    layers with the same spec together, not layer by layer.
     """
     calls = plans(runs)
     if len(calls) < 2 or list(calls[0]["args"]["layers"]) == list(calls[1]["args"]["layers"]):
@@ -211,7 +211,7 @@ def order_free(runs: Runs) -> int:
 
 
 def what_differs(differing: list[tuple[Any, ...]]) -> str:
-    """The facet of a difference: group sizes, else managers, else specs."""
+    """The facet of a difference: the group sizes if they differ, else the managers, else the specs."""
     for what, places in (("groups", (3,)), ("managers", (1, 2))):
         for _, mine, others in differing:
             if any(sorted(str(m[p]) for m in mine) != sorted(str(o[p]) for o in others) for p in places):
@@ -234,7 +234,7 @@ def tensors_cover(runs: Runs) -> int:
 
 
 def refuse_uncovered(plan: dict[str, Any], memory: int) -> None:
-    """Raise `LawBroken` if a plan exceeds the memory, or a page is missing, misplaced or overlapped."""
+    """Raise `LawBroken` if a plan exceeds the memory, or if a page is missing, misplaced or overlapped."""
     total = sum(plan["tensors"])
     if total > memory:
         raise LawBroken(f"tensors of at most {memory} bytes", f"{total} bytes", ("budget",))
@@ -393,7 +393,7 @@ LAWS = [
         id="plan.one-manager",
         level=Level.SAFETY,
         statement="All layers of a group have the manager class of the group.",
-        why="Otherwise blocks that one layer still needs are freed by the rules of another layer.",
+        why="Otherwise the rules of one layer free blocks that another layer still needs.",
         sources=("vLLM PR 37505",),
         workload="models.plans",
         check=one_manager,
@@ -402,8 +402,8 @@ LAWS = [
         id="plan.page-unified",
         level=Level.SAFETY,
         statement=(
-            "If layers form several groups, all groups have the same page size; otherwise planning refuses "
-            "the model with an error that names a layer, never with a bare assert."
+            "If layers form several groups, planning gives all groups the same page size, or refuses the "
+            "model with an error that names a layer, never with a bare assert."
         ),
         why=(
             "Otherwise a block is too small for some group, or the engine fails to start without naming a "
@@ -422,7 +422,8 @@ LAWS = [
             "refused."
         ),
         why=(
-            "A user turns groups off for a connector that knows only one, and gets several or a failed start."
+            "Otherwise a user who turns groups off, for a connector that supports only one, gets several "
+            "groups or a failed start."
         ),
         sources=("vLLM's option disable_hybrid_kv_cache_manager",),
         workload="models.one-group",
@@ -441,7 +442,7 @@ LAWS = [
         id="plan.tensors-cover",
         level=Level.SAFETY,
         statement=(
-            "Every layer has storage for a page of each block, which overlaps no other page that may be in "
+            "Every layer has storage for a page of each block, no page overlaps another one that may be in "
             "use at the same time, and the total is within the memory budget."
         ),
         why=(

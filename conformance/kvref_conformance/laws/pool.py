@@ -19,7 +19,7 @@ READING = ("pool.lookup", "pool.usage")
 
 @dataclass
 class Shape:
-    """The pool that the example created, and what it says about itself."""
+    """The pool that the example created: null block, reserved blocks, sizes, and declared order of reuse."""
 
     null: int | None
     reserved: list[int]
@@ -63,7 +63,7 @@ class Step:
 
     @property
     def refused(self) -> str:
-        """The exception as one line, or an empty string."""
+        """The exception as one line; empty if there was none."""
         error = self.outcome.get("error")
         return f"{error['type']}: {error['message']}" if error else ""
 
@@ -120,7 +120,7 @@ def keys_of(state: State, block: int) -> list[str]:
 def disorder(shape: Shape, state: State) -> tuple[str, str, str] | None:
     """What is wrong with the free list: (expected, observed, facet), or None.
 
-    Each block must be either referenced or in the free list, once.
+    Every usable block must be either referenced or in the free list, and must not be in the list twice.
     """
     free = shape.real(state["free"])
     times = Counter(free)
@@ -168,7 +168,10 @@ def partition(runs: Runs) -> int:
 
 
 def judge_allocated(step: Step, before: State) -> None:
-    """All free blocks can be allocated, and no others."""
+    """Raise `LawBroken` unless the call allocated as many free blocks as it asked for.
+
+    If fewer blocks are free, the call is not judged.
+    """
     number, free = step.args["num_blocks"], before["free"]
     if not 0 <= number <= min(len(free), before["free_count"]):
         return
@@ -188,7 +191,10 @@ def judge_allocated(step: Step, before: State) -> None:
 
 
 def ref_model(runs: Runs) -> int:
-    """The reference counts are what the operations so far add up to."""
+    """A block's reference count is what the operations so far add up to: allocations, touches and frees.
+
+    The pool must not refuse to touch or free blocks if an engine may do it.
+    """
     judged = 0
     for step in steps(runs[0]):
         blocks = step.shape.real(step.args.get("blocks", []))
@@ -324,7 +330,10 @@ def changes(before: State | None, after: State | None) -> str:
 
 
 def reuse_order(runs: Runs) -> int:
-    """The free list changes as declared. A free block whose keys `evict` removes may move anywhere."""
+    """The free list changes as declared.
+
+    If `evict` takes the keys of a free block, the block may move anywhere in the list.
+    """
     judged = 0
     for step in steps(runs[0]):
         if step.before is None or step.after is None or not step.done or not step.shape.reuse_order:
@@ -374,7 +383,7 @@ def reuse_order(runs: Runs) -> int:
 
 
 def free_list_after(step: Step, freed: list[int], free_list: list[int], after: list[int]) -> list[int]:
-    """The declared free list after an operation that frees blocks."""
+    """The free list that the declared order requires after `freed` were freed."""
     order, state = step.shape.reuse_order, step.before or {}
     last = {block: place for place, block in enumerate(freed)}
     new = [
@@ -401,7 +410,10 @@ class Contents:
         self.possible: dict[Key, set[int]] = {}
 
     def store(self, key: Key, block: int) -> None:
-        """Note that the block has the key. Its keys for fewer tokens may be gone: they become possible."""
+        """Note that the block has the key.
+
+        If the block had keys for fewer tokens, these may be gone, so they become `possible`.
+        """
         for other, blocks in self.sure.items():
             if block in blocks and len(other[0]) < len(key[0]):
                 blocks.remove(block)
@@ -463,7 +475,7 @@ def hash_metadata(runs: Runs) -> int:
 
 
 def storable(step: Step) -> bool:
-    """Whether this is a legal operation on keys."""
+    """Whether this operation on keys is legal, so that the pool must not refuse it."""
     if step.op == "pool.evict":
         return not step.shape.foreign(step.args["blocks"])
     if step.op not in ("pool.cache", "pool.cache_partial"):
@@ -474,7 +486,7 @@ def storable(step: Step) -> bool:
 
 
 def judge_found(step: Step, contents: Contents) -> None:
-    """A look-up finds the cached blocks of its content, and no others."""
+    """Raise `LawBroken` unless a look-up finds cached blocks of its content, and no others."""
     keys = [(tuple(step.args["tokens"]), group) for group in step.args["groups"]]
     cached = [contents.sure.get(key, set()) for key in keys]
     query = f"tokens {step.args['tokens']} in groups {step.args['groups']}"
@@ -498,9 +510,10 @@ def judge_found(step: Step, contents: Contents) -> None:
 
 
 def judge_keys(step: Step, state: State, concerned: list[int] | None) -> None:
-    """Index and blocks agree; allocated and evicted blocks have no key; other blocks keep their keys.
+    """Raise `LawBroken` if index and blocks disagree, or if the operation left wrong keys.
 
-    If `concerned` is None, any block may have changed.
+    Allocated and evicted blocks must have no key. Blocks that are not among the `concerned` must keep their
+    keys. If `concerned` is None, the keys of any block may have changed.
     """
     found: dict[str, list[str]] = {}
     for key, blocks in state["found"].items():
@@ -573,9 +586,9 @@ LAWS = [
         id="pool.partition",
         level=Level.SAFETY,
         statement=(
-            "Every block is exactly one of these: the null block, declared as reserved, once in the free "
-            "list, or referenced; the free counter equals the length of the free list, and every free "
-            "block can be allocated."
+            "Every block is exactly one of these: null, reserved, free (in the free list once) or "
+            "referenced; the free counter equals the length of the free list, and every free block can be "
+            "allocated."
         ),
         why=(
             "A block that is free and referenced, or free twice, is allocated to two requests, which "
@@ -593,8 +606,8 @@ LAWS = [
             "and is never negative."
         ),
         why=(
-            "With a reference too few, a block is reused while a request still reads it. With one too "
-            "many, it is never free again."
+            "With a reference too few, a block is reused while a request still reads it. With one too many, "
+            "the block is never free again."
         ),
         sources=("the engine contract",),
         workload="pool.machine",
@@ -608,8 +621,8 @@ LAWS = [
             "list, or counted in the usage."
         ),
         why=(
-            "Many block tables contain the null block. A request that reads its content reads what others "
-            "wrote there."
+            "Many block tables contain the null block. If a request stored content in it, others would read "
+            "or overwrite that content."
         ),
         sources=("the engine contract",),
         workload="pool.machine",
@@ -648,8 +661,8 @@ LAWS = [
         level=Level.SAFETY,
         statement=(
             "A block carries a key exactly when the index finds the block under that key; allocating or "
-            "evicting a block clears all of its keys and leaves those of other blocks, even of blocks with "
-            "the same key."
+            "evicting a block clears all of its keys and leaves the keys of other blocks, even of blocks "
+            "with the same key."
         ),
         why=(
             "A key that outlives its content makes requests read another request's cache. Content without "
@@ -681,7 +694,10 @@ LAWS = [
             "Variants of a pool that are meant to be interchangeable answer the same operations alike: the "
             "same values, and errors of the same type."
         ),
-        why="An engine that switches to the faster variant serves other blocks, or evicts others.",
+        why=(
+            "Otherwise an engine that switches to the faster variant uses other blocks, or evicts other "
+            "content."
+        ),
         sources=("the engine contract",),
         workload="pool.variants",
         check=variants_agree,

@@ -68,8 +68,9 @@ def error_line(outcome: dict[str, Any]) -> str:
 def nearest_base(runs: Runs) -> int:
     """In each process, a look-up returns the entry of the nearest registered class in the MRO.
 
-    Another law judges what an override does to an entry. After an override, this law takes the class's next
-    look-up as its entry. It does the same for the target's own classes, which may have no entry of their own.
+    `registry.override` judges what an override does. So after an override, this law takes the next look-up of
+    the class as the class's entry. It does the same for the target's own classes: they may have no entry of
+    their own.
     """
     judged = 0
     for events in runs:
@@ -114,8 +115,8 @@ def nearest_base(runs: Runs) -> int:
 def idempotent(runs: Runs) -> int:
     """A registration that repeats an earlier one is accepted, and the look-ups before and after it agree.
 
-    The registration of a target's own class is not in the example. The look-up right before stands for it,
-    unless something was overridden.
+    Examples do not register the target's own classes. How the target registered a class is seen from the
+    look-up right before the call, unless something was overridden.
     """
     judged = 0
     for events in runs:
@@ -164,7 +165,11 @@ def base_is_ancestor(runs: Runs) -> int:
 
 
 def override_replaces(runs: Runs) -> int:
-    """An override replaces what it names, keeps the rest of the entry, and reaches inheriting subclasses."""
+    """An override replaces the manager and base that it names, and keeps the rest of the entry.
+
+    Subclasses that inherit the entry get the change, too. A class that is not registered itself cannot be
+    overridden.
+    """
     judged = 0
     for events in runs:
         registered: set[str] = set()
@@ -189,7 +194,7 @@ def override_replaces(runs: Runs) -> int:
                 refuse_change(events, place, f"a refused override of {name}")
                 continue
             if name in mro and given.get("base", name) not in mro[name]:
-                continue  # for another law
+                continue  # registry.base-is-ancestor judges this
             if "error" in outcome:
                 if name in mro:
                     raise LawBroken(
@@ -245,7 +250,7 @@ def base_agrees(runs: Runs) -> int:
                 base in named and base not in mro.get(name, [base])
                 for name, base in zip(names, bases, strict=True)
             ):
-                continue  # for another law
+                continue  # registry.base-is-ancestor judges this
             for name, base in zip(names, bases, strict=True):
                 if base not in mro.get(name, [base]):
                     raise LawBroken(
@@ -292,7 +297,7 @@ def same_table(first: list[Event], second: list[Event], when: str) -> int:
 def order_free(runs: Runs) -> int:
     """Two processes that make the same registrations in different orders return the same look-ups.
 
-    An override of a class that is not registered yet must be refused; it is left out of the comparison.
+    An override of a class that is not registered yet must be refused. It is left out of the comparison.
     """
     if len(runs) < 2:
         return 0
@@ -339,7 +344,10 @@ def total(runs: Runs) -> int:
 
 
 def hook_seen(runs: Runs) -> int:
-    """In the first process, which is initialised first, look-ups return what the platform hook registered."""
+    """Look-ups return what the platform hook registered.
+
+    This is judged in the first process, which runs the hook before it registers anything else.
+    """
     if any("value" not in event["outcome"] for event in runs[0]):
         return 0
     judged = 0
@@ -364,8 +372,8 @@ def hook_seen(runs: Runs) -> int:
 def every_process(runs: Runs) -> int:
     """Two processes that register and initialise in the same way return the same look-ups.
 
-    Each process is like a spawned worker, which imports the target afresh: it is forked from a process that
-    has imported the target and called nothing.
+    Each process is forked from one that has imported the target and called nothing. So it is like a spawned
+    worker, which imports the target afresh.
     """
     if len(runs) < 2:
         return 0
@@ -383,9 +391,9 @@ def every_process(runs: Runs) -> int:
 
 
 def concurrent(runs: Runs) -> int:
-    """Concurrent threads are answered as in some sequential order of their steps.
+    """Threads that run at the same time get the answers of some sequential order of their steps.
 
-    A thread reads the manager and the base one after the other, so each is judged on its own.
+    A thread reads the manager first and then the base, so the law judges each of the two on its own.
     """
     judged = 0
     for events in runs:
@@ -422,7 +430,7 @@ def concurrent(runs: Runs) -> int:
 
 
 def parts(outcome: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an outcome that are judged separately."""
+    """The parts of an outcome that `concurrent` judges one by one."""
     if "error" in outcome:
         return {"error": outcome["error"]["type"]}
     return outcome["value"] if isinstance(outcome["value"], dict) else {"value": outcome["value"]}
@@ -438,14 +446,17 @@ def unique(items: list[Any]) -> list[Any]:
 
 
 def conflict_refused(runs: Runs) -> int:
-    """A registration that contradicts an accepted one is refused, names the class, and changes nothing."""
+    """A registration that contradicts an accepted one is refused, and changes nothing.
+
+    The error names the class.
+    """
     judged = 0
     for events in runs:
         accepted: dict[str, list[Entry]] = {}
         for place, event in enumerate(events):
             outcome = event["outcome"]
             if event["op"] == "registry.override" and "value" in outcome:
-                # Either answer is fine when a registration repeats what an override made of the entry.
+                # A registration that repeats an overridden entry may be accepted or refused.
                 _, after = before_and_after(events, place)
                 for name, known in accepted.items():
                     known += [after[name]] if name in after else []
@@ -535,8 +546,8 @@ LAWS = [
             "spec's MRO."
         ),
         why=(
-            "A layer under a more distant ancestor's manager is freed, grouped or restored by the wrong "
-            "rules."
+            "Otherwise a more distant ancestor's manager frees, groups or restores the layer's blocks by the "
+            "wrong rules."
         ),
         sources=("vLLM PR 37505", "vLLM RFC 36668"),
         workload="registry.machine",
@@ -546,9 +557,9 @@ LAWS = [
         id="registry.order-free",
         level=Level.SAFETY,
         statement=(
-            "Without conflicts, the order of built-in registration, platform hook, decorators at import and "
-            "`register` calls does not change the table, and the built-ins are always in it; `override` wins "
-            "after `register` and is refused before it."
+            "If registrations do not conflict, the table does not depend on the order of built-in "
+            "registration, platform hook, decorators at import and `register` calls, and always has the "
+            "built-ins; `override` wins after `register` and is refused before it."
         ),
         why=(
             "Otherwise a plugin that is imported early makes the engine refuse or misplace every stock layer."
@@ -620,7 +631,10 @@ LAWS = [
     Law(
         id="registry.every-process",
         level=Level.SAFETY,
-        statement="A spawned worker that registers and initialises in the same way has the same table.",
+        statement=(
+            "Processes that register and initialise in the same way, such as an engine and its spawned "
+            "workers, have the same table."
+        ),
         why="If scheduler and workers disagree about groups or managers, workers read the wrong blocks.",
         sources=("vLLM PR 37505",),
         workload="registry.processes",
@@ -633,7 +647,10 @@ LAWS = [
             "Registrations and first look-ups from several threads give the table of some sequential order, "
             "and no thread ever sees a half-filled table."
         ),
-        why="When two threads start together, one of them may rarely see stock classes as unknown.",
+        why=(
+            "Otherwise, if two threads start together, one of them may sometimes see stock classes as "
+            "unknown."
+        ),
         sources=("vLLM PR 37505",),
         workload="registry.races",
         check=concurrent,

@@ -11,11 +11,14 @@ from kvref_conformance.laws.shadow_blocks import Reading, shadow_of
 ON_SLOTS = ("tensors.write_slots", "tensors.copy_slots", "tensors.compare_slots")
 
 NOBODY = "nobody"
-"""The reader in a comparison with deliberately wrong marks, which shows whether differences are reported."""
+"""The value of `told` if all marks of a comparison are wrong on purpose, and the target must report each."""
 
 
 def reads_own(runs: Runs) -> int:
-    """Every position that a token attends to holds what its request computed or loaded."""
+    """Every position that a token attends to holds what its request computed or loaded.
+
+    `shadow.hit-content` judges the positions of the request's prefix hit.
+    """
     for event in runs[0]:
         if event["op"] == "cache.block_ids" and (error := event["outcome"].get("error")):
             raise LawBroken(
@@ -29,7 +32,7 @@ def reads_own(runs: Runs) -> int:
 
 
 def hit_content(runs: Runs) -> int:
-    """The content of a prefix hit is there when it is read."""
+    """Every position of a prefix hit holds the content of that position when a token reads it."""
     shadow = shadow_of(runs[0])
     _judge(shadow.wrong, lambda each: each.what != "written" and each.position < each.stay.found)
     return shadow.hits
@@ -50,7 +53,7 @@ def preempt_resume(runs: Runs) -> int:
 
 
 def memory_reads_own(runs: Runs) -> int:
-    """A layer, and every layer that shares its cache, reads what the layer wrote."""
+    """Each slot shows what was written to it, through the views of every layer that uses the cache."""
     judged = 0
     written: dict[int, str] = {}
     for event in runs[0]:
@@ -77,7 +80,7 @@ def memory_reads_own(runs: Runs) -> int:
 
 
 def _require_differences(arguments: dict[str, Any], differences: dict[int, int]) -> None:
-    """Raise `LawBroken` unless each of the wrong marks is reported as a difference."""
+    """Raise `LawBroken` unless the target reports each of the wrong marks as a difference."""
     silent = [slot for place, slot in enumerate(arguments["slots"]) if place not in differences]
     if silent:
         raise LawBroken(
@@ -91,7 +94,7 @@ def _require_differences(arguments: dict[str, Any], differences: dict[int, int])
 def _refuse_differences(
     arguments: dict[str, Any], differences: dict[int, int], written: dict[int, str]
 ) -> None:
-    """Raise `LawBroken` for the first slot that does not hold what was written to it."""
+    """Raise `LawBroken`: it names the first slot that does not hold what was written to it."""
     layer = arguments["layer"]
     place, mark = next(iter(differences.items()))
     found = (
@@ -108,7 +111,10 @@ def _refuse_differences(
 
 
 def _judge(wrong: list[Reading], concerned: Callable[[Reading], bool]) -> None:
-    """Raise `LawBroken` if any wrong reading concerns the law. It names the first one of each facet."""
+    """Raise `LawBroken` if a wrong read or write is one that the law is about.
+
+    The error names the first one of each facet.
+    """
     ways: dict[str, Reading] = {}
     for each in filter(concerned, wrong):
         ways.setdefault(_facet(each), each)
@@ -142,10 +148,13 @@ LAWS = [
         id="shadow.reads-own",
         level=Level.SAFETY,
         statement=(
-            "At every step, each slot that a token reads by its request's block tables holds what the "
+            "In every step, each slot that a token reads through its request's block tables holds what the "
             "request computed or loaded for that position."
         ),
-        why="Attention over the content of another request answers with its text, or with nonsense.",
+        why=(
+            "Otherwise a token attends to another request's content, and the output repeats its text or is "
+            "nonsense."
+        ),
         sources=("the engine contract", "vLLM's block tables and slot mappings"),
         workload="shadow.machine",
         check=reads_own,
@@ -153,8 +162,11 @@ LAWS = [
     Law(
         id="shadow.hit-content",
         level=Level.SAFETY,
-        statement="All content of a prefix hit is there when it is read.",
-        why="A request that hits other content, or none, answers another prompt.",
+        statement=(
+            "When a token reads a position of its request's prefix hit, the slot holds the content of that "
+            "position."
+        ),
+        why="A request whose hit has other content, or none, answers another prompt.",
         sources=("the engine contract",),
         workload="shadow.machine",
         check=hit_content,
@@ -172,12 +184,12 @@ LAWS = [
         id="shadow.memory",
         level=Level.SAFETY,
         statement=(
-            "Until a block is freed, every layer that uses a cache reads, through its own views, what was "
-            "written for each token through the owner's views."
+            "Every layer that uses a cache reads, through its own views, what was written for each token "
+            "through the owner's views, until the block is freed."
         ),
         why=(
-            "Kernels use tensors: with a wrong stride or owner, right block tables still lead to wrong "
-            "content."
+            "Kernels use tensors: with a wrong stride or owner they read wrong content, even if the block "
+            "tables are right."
         ),
         sources=("vLLM PR 35045", "vLLM PR 36359", "vLLM's block tables and slot mappings"),
         workload="shadow.memory",
@@ -186,7 +198,10 @@ LAWS = [
     Law(
         id="admission.preempt-resume",
         level=Level.SAFETY,
-        statement="A request that was preempted and resumed reads the same content as one that never was.",
+        statement=(
+            "A request that was preempted and resumed reads the same content as a request that was never "
+            "preempted."
+        ),
         why="Preemption happens only under load, where users rarely notice a single wrong answer.",
         sources=("the engine contract",),
         workload="shadow.machine",

@@ -1,9 +1,9 @@
 """The shadow: the content of every block, computed only from a scheduler's calls and their answers.
 
-Of an implementation, the shadow sees only the block tables that the model runner gets. A step writes its
-tokens to the slots in these tables, and reads from these slots what the tokens attend to. It must find the
-request's own content there. A slot holds a *mark*: a number that stands for a prefix of tokens with its salt
-and adapter. Requests with the same prefix have the same mark, and all other content has other marks.
+The shadow sees only what a model runner sees of an implementation: the block tables. A step writes its tokens
+to the slots in these tables, and reads from these slots what the tokens attend to. It must find the request's
+own content there. A slot holds a *mark*: a number that stands for a prefix of tokens with its salt and
+adapter. Requests with the same prefix have the same mark, and all other content has other marks.
 
 Steps run in the order in which the engine submits them, each as late as possible: when its first output is
 reported. Loads run in the same order. Drafts have marks of their own until they are accepted.
@@ -25,8 +25,9 @@ class Reading(NamedTuple):
     """A wrong read or write of a step."""
 
     what: str
-    """`"freed"` or `"missing"` if there is no block, `"other"` if the block has other content, `"written"` if
-    another request still reads it."""
+    """What is wrong: `"missing"` if the block table has no block there, `"freed"` if it has the null block,
+    `"other"` if the block has other content, `"written"` if another request still reads what the step
+    overwrites."""
     stay: Stay
     group: Group
     position: int
@@ -47,7 +48,7 @@ class Marks:
         self._meanings: dict[int, str] = {0: "nothing ever written"}
 
     def of_token(self, before: int, token: int, request: str, position: int) -> int:
-        """The mark of a prefix that is one token longer."""
+        """The mark of the prefix with the mark `before` and one more token."""
         mark = self._numbers.get((before, token))
         if mark is None:
             mark = self._numbers[before, token] = len(self._meanings)
@@ -55,7 +56,7 @@ class Marks:
         return mark
 
     def of_beginning(self, *what: Any) -> int:
-        """The mark of an empty prefix with this salt and adapter, or of an encoder's output."""
+        """The mark of an empty prefix with this salt and adapter, or of a position of encoder output."""
         mark = self._numbers.get(what)
         if mark is None:
             mark = self._numbers[what] = len(self._meanings)
@@ -79,7 +80,7 @@ class ShadowRequest:
         self.stays = 0
         self.in_flight = 0
         self.stale = 0
-        """Tokens that were in flight when the request lost its blocks."""
+        """How many of the tokens in flight were submitted before the request lost its blocks."""
         self.known: list[int] = []
         """The mark of the prefix up to each token."""
         self.extend(tokens)
@@ -92,32 +93,34 @@ class ShadowRequest:
 
 @dataclass(eq=False)
 class Stay:
-    """A request from its admission until it loses its blocks."""
+    """The time of a request from its admission until it loses its blocks."""
 
     request: ShadowRequest
     since: int
-    """The step that admitted it."""
+    """The number of the step that admitted the request."""
     number: int
-    """The number of this stay of the request, from 1 on. It grows with every resumption."""
+    """The number of this stay: 1 for the request's first, and one more after each resumption."""
     found: int
-    """The tokens of its prefix hit."""
+    """How many tokens its prefix hit has."""
     position: int
-    """The tokens that are computed or loaded, with known output: the next position to compute."""
+    """How many tokens are computed or loaded, as far as is known; also the next position to compute."""
     loads: tuple[int, int] = (0, 0)
-    """The first and end position of the tokens that are loaded, before or with its first step."""
+    """The first and the end position of the tokens that are still to be loaded, before or with the first step
+    of the stay. Once they are loaded, both are the end position."""
     loading: bool = False
-    """Whether it waits for an asynchronous load."""
+    """Whether the request waits for an asynchronous load."""
     encoder: int = 0
     encoded: bool = False
     excused: bool = False
-    """Whether tokens turned out wrong that had been reported as right: blocks that it needs may be freed."""
+    """Whether tokens that were reported as right turned out wrong. From then on the shadow does not judge
+    what the request reads, because blocks that it needs again may be freed."""
     tables: Tables = field(default_factory=list)
     expected: list[int] = field(default_factory=list)
     """The expected mark of each position, including drafts."""
     there: int = 0
-    """The tokens whose content is in the cache, as far as steps and loads have run."""
+    """How many tokens have their content in the cache, as far as steps and loads have run."""
     bad_from: int | None = None
-    """The first wrong position of an asynchronous load."""
+    """The first wrong position of an asynchronous load; None if all are right."""
     states: dict[int, int] = field(default_factory=dict)
     """For each group of recurrent layers, the block with the current state."""
 
@@ -174,7 +177,7 @@ class Row:
     def __init__(self, group: int, size: int) -> None:
         self.group, self.marks = group, [0] * size
         self.last: tuple[str, int] = ("nobody", 0)
-        """The request that wrote to it last, and the step."""
+        """The request that wrote to the block last, and the number of the step."""
         self.writers: list[tuple[str, int]] = [self.last] * size
 
 
@@ -188,7 +191,7 @@ class Write(NamedTuple):
     marks: list[int]
     stay: Stay
     position: int
-    """The position of the first token."""
+    """The position of the first token whose mark is written."""
     step: int
 
     @property
@@ -197,7 +200,7 @@ class Write(NamedTuple):
 
 
 class Shadow:
-    """Follows the operations on a cache manager. Counts `readings`, and lists the wrong reads and writes."""
+    """Follows the operations on a cache manager. Counts the `readings`, and collects what is `wrong`."""
 
     def __init__(self) -> None:
         self.cache: Cache | None = None
@@ -286,13 +289,13 @@ class Shadow:
                 self._spoil(cache, stay, position)
             stay.position = position
         elif stay is not None and position < stay.position:
-            # Tokens before this position were wrong, but the step has read them.
+            # The tokens from `position` on were wrong, but a step in flight has read them.
             self._execute_next(cache, known)
             stay.excused, stay.position = True, position
         known.in_flight = in_flight
 
     def _again(self, stay: Stay, computed: int) -> bool:
-        """Whether `computed` fell by one only to compute the last token again, after all were loaded."""
+        """Whether `computed` fell by one only because the last token of a complete load is computed again."""
         return computed == stay.position - 1 == len(stay.request.known) - 1 == stay.loads[1] - 1
 
     def _reported(
@@ -311,7 +314,7 @@ class Shadow:
             stay.excused |= position < part.start
         else:
             position = len(request.known) - 1 if output else min(part.end, before)
-        # At its limit, a request keeps fewer tokens than were right.
+        # At its limit of tokens, a request keeps fewer tokens than the model accepted.
         stay.position = stay.there = min(position, len(request.known))
         self._settle(cache, part)
 
@@ -434,11 +437,11 @@ class Shadow:
         return self._marks.of_its_own("wrong loaded content")
 
     def _spoil(self, cache: Cache, stay: Stay, computed: int) -> None:
-        """Mark the content from `computed` on as wrong.
+        """Mark the content from position `computed` on as wrong, if it comes from an asynchronous load.
 
-        Asynchronously loaded blocks have no keys before they are known to be right. Blocks that a running
-        request loaded do have keys. A request that hits them before they are computed again reads wrong
-        content, and no cache manager can prevent that.
+        Blocks that are loaded asynchronously get their keys only when they are known to be right. Blocks that
+        a running request loads have keys before. So another request may hit them before they are computed
+        again. No cache manager can prevent that, so the shadow leaves their content as it is.
         """
         stay.excused = True
         if not stay.loading:
@@ -473,7 +476,7 @@ class Shadow:
         return self._marks.of_beginning("the encoder's output for", stay.request.name, position)
 
     def _put(self, cache: Cache, write: Write) -> None:
-        """Write marks to a block. If the block has content of another group, that content is lost."""
+        """Write marks to a block. If the block has content of another group, all of it is lost."""
         group, block = write.group, write.block
         if block < 0 or block == cache.shape["null"]:
             return  # a later read reports this
@@ -567,7 +570,7 @@ class Shadow:
         where = block if what == "other" else None
         self.wrong.append(Reading(what, part.stay, group, position, where, observed, step, part.again))
 
-    # States of recurrent layers: one for each block, that of the last token that it covers.
+    # A recurrent layer has one state for each block: the state after the last token of the block.
 
     def _read_state(self, cache: Cache, group: Group, part: Part, step: int) -> None:
         """Read the state that the step starts from."""
@@ -580,7 +583,10 @@ class Shadow:
         self._compare(cache, group, part, block, 0, [stay.request.known[start - 1]], start - 1, step)
 
     def _write_state(self, cache: Cache, group: Group, part: Part, step: int) -> None:
-        """Write the state after the step, one after each of its drafts, and in mode `all` one per block."""
+        """Write the states after the step's certain tokens and after each of its drafts.
+
+        In mode `all`, each block of the step's tokens gets a state.
+        """
         stay, table, size = part.stay, part.tables[group.number], group.block_size
         certain = part.end - part.drafts
         last = (part.end - 1) // size
@@ -644,7 +650,7 @@ def _attended(group: Group, stay: Stay) -> tuple[int, int]:
 
 
 _LAST: dict[str, Any] = {}
-"""The shadow of the last example: all laws judge one example before the next."""
+"""The shadow of the last example, kept because several laws judge the same example in turn."""
 
 
 def shadow_of(events: list[Event]) -> Shadow:

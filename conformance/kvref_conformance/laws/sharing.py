@@ -20,7 +20,7 @@ def targets_of(event: Event) -> Targets:
 
 
 def path(layer: str, targets: Targets) -> list[str]:
-    """The layer, the layer whose cache it uses, the one whose cache that one uses, and so on."""
+    """The layer, its target, the target's target, and so on. A cycle is followed once."""
     names = {layer: None}
     while layer in targets and targets[layer] not in names:
         layer = targets[layer]
@@ -33,7 +33,7 @@ def in_words(names: list[str]) -> str:
 
 
 def loops(targets: Targets) -> list[list[str]]:
-    """The layers of each cycle."""
+    """The cycles among the targets, each as a list of its layers."""
     found: dict[frozenset[str], list[str]] = {}
     for layer in targets:
         names = path(layer, targets)
@@ -54,7 +54,7 @@ def owners_in(event: Event) -> list[str]:
 
 
 def named(layer: str, message: str) -> bool:
-    """Whether a message names the layer, and not only a layer whose name begins with its name."""
+    """Whether a message names this layer. A longer name that contains the layer's name does not count."""
     return re.search(rf"(?<!\w){re.escape(layer)}(?!\w)", message) is not None
 
 
@@ -112,9 +112,10 @@ def has_joined(event: Event) -> bool:
 
 
 def chain_resolves(runs: Runs) -> int:
-    """Sharing layers are in the group of their owner.
+    """Every sharing layer is in the group of its owner.
 
-    This law judges only results that do not depend on the order; `sharing.order-free` judges the others.
+    This law judges only results that do not depend on the order of the layers. `sharing.order-free` judges
+    the others.
     """
     judged = 0
     calls = sound_joins(runs)
@@ -194,7 +195,7 @@ def cycle_refused(runs: Runs) -> int:
 
 
 def refuse_unmeant(outcome: dict[str, Any], what: str) -> None:
-    """Raise `LawBroken` if the layers joined, or if an internal error stopped them."""
+    """Raise `LawBroken` if the layers joined groups, or if an internal error stopped them."""
     if "value" in outcome:
         raise LawBroken(f"a refusal {what}", f"the groups {outcome['value']['groups']}", ("accepted",))
     if (kind := outcome["error"]["type"]) in INTERNAL_ERRORS:
@@ -202,7 +203,10 @@ def refuse_unmeant(outcome: dict[str, Any], what: str) -> None:
 
 
 def dangling_refused(runs: Runs) -> int:
-    """A chain that ends at no cache is deliberately refused; the error names a layer and its target."""
+    """A chain of targets that ends at a layer without a cache is deliberately refused.
+
+    The error names a layer of the chain and its target.
+    """
     judged = 0
     for event in joins(runs):
         targets, outcome = targets_of(event), event["outcome"]
@@ -266,7 +270,10 @@ def difference(one: str, other: str) -> str:
 
 
 def alias(runs: Runs) -> int:
-    """All layers of a shared cache read what one of them wrote, and the same bytes between two writes."""
+    """All layers that share a cache read what one of them wrote last.
+
+    As long as none of them has written, they all read the same bytes.
+    """
     judged = 0
     targets: Targets = {}
     written: tuple[str, int] | None = None
@@ -308,8 +315,8 @@ def alias(runs: Runs) -> int:
 def isolated(runs: Runs) -> int:
     """Writes through layers with other memory do not change what a layer reads.
 
-    Layers of different groups may use the same memory in turn, block by block. A write counts as known
-    content only if the layer has read back an earlier write; `sharing.alias` judges whether it does.
+    Layers of different groups may use the same memory in turn, block by block. The law takes a write as known
+    content only if the layer has read back an earlier write. `sharing.alias` judges layers that have not.
     """
     judged = 0
     targets: Targets = {}
@@ -358,8 +365,8 @@ def isolated(runs: Runs) -> int:
 def no_cost(runs: Runs) -> int:
     """With sharing layers, memory, groups and pages are the same as without them.
 
-    Layers that share an owner's cache directly must not be refused either. `sharing.chain-resolves` judges
-    longer chains.
+    If each sharing layer uses an owner's cache directly, the layers must not be refused.
+    `sharing.chain-resolves` judges longer chains.
     """
     judged = 0
     calls = [e for e in runs[0] if e["op"] == "tensors.allocate" and "died" not in e["outcome"]]
@@ -392,12 +399,15 @@ def no_cost(runs: Runs) -> int:
 
 
 def is_allocated(event: Event) -> bool:
-    """Whether every layer has memory that can be judged."""
+    """Whether the call allocated a cache in which every layer has a view."""
     return "value" in event["outcome"] and Caches(event).is_complete
 
 
 def costs(event: Event) -> dict[str, Any]:
-    """The memory, the groups, the owners' pages, and sharing layers' pages that differ from their owner's."""
+    """What sharing layers must not change: the memory, the groups, and the pages.
+
+    The pages of a sharing layer are listed only if they differ from its owner's.
+    """
     answer, targets = event["outcome"]["value"], targets_of(event)
     owners = event["args"]["layers"]
     pages = {
@@ -452,8 +462,14 @@ LAWS = [
     Law(
         id="sharing.chain-resolves",
         level=Level.SAFETY,
-        statement="All layers in a chain of sharing layers, of any length, are in the group of its owner.",
-        why="Otherwise a model with such a chain does not start, or its layers read the wrong blocks.",
+        statement=(
+            "In a chain of sharing layers, of any length, all layers are in the group of the owner at its "
+            "end."
+        ),
+        why=(
+            "Otherwise a model with a chain of sharing layers does not start, or its layers read the wrong "
+            "blocks."
+        ),
         sources=("vLLM PR 35045",),
         workload="sharing.graphs",
         check=chain_resolves,

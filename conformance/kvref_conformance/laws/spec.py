@@ -24,10 +24,11 @@ DECIDING_FIELDS = (
     "mamba_cache_mode",
     "num_speculative_blocks",
 )
-"""Fields that decide the page, the block size, the heads, the dtypes or the work of the manager."""
+"""Fields that decide the page, the block size, the heads, the dtypes or the work of the manager. Specs that
+differ in one of them must not merge."""
 
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
-"""Deciding fields that may merge if one of two specs has no value; two different values may not merge."""
+"""Specs with two different values in one of these fields must not merge. A value may merge with None."""
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
@@ -39,7 +40,10 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 
 
 def without_consequences(differing: list[str]) -> list[str]:
-    """Only the differing fields if there are any, since class and page size may follow from them."""
+    """The differing fields, without class and page size, which may follow from the fields.
+
+    If only class or page size differ, all names.
+    """
     return [name for name in differing if name not in ("class", "page_size_bytes")] or differing
 
 
@@ -64,7 +68,7 @@ def facts_of(events: list[Event], specs: list[dict[str, Any]]) -> list[dict[str,
 
 
 def deciding_differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """The names of the differences for which two specs must not share a group."""
+    """The names of the differences that forbid two specs to share a group."""
     differing = differences(first, second)
     deciding = [
         name
@@ -140,11 +144,11 @@ LEAST = {
     "extra_retained_tokens": 0,
     "num_speculative_blocks": 0,
 }
-"""The smallest value that each field can mean. A window of -1 stands for no window; -2 means nothing."""
+"""The smallest possible value of each field. A window of -1 stands for no window; -2 is impossible."""
 
 
 def illegalities(fields: dict[str, Any], content: int | None) -> list[str]:
-    """The names of the fields with an impossible value. `content` is the bytes that the page must hold."""
+    """The fields with an impossible value. `content` is the number of bytes that the page must hold."""
     found = [name for name, least in LEAST.items() if type(fields.get(name)) is int and fields[name] < least]
     padded = fields.get("page_size_padded")
     if content is not None and padded is not None and 0 < padded < content:
@@ -230,7 +234,7 @@ def merge_identity(runs: Runs) -> int:
 
 
 def merge_refuses_unequal(runs: Runs) -> int:
-    """Two specs that differ in their pages or their management do not merge."""
+    """Two specs that need different pages or different managers do not merge."""
     judged = 0
     for event in runs[0]:
         if event["op"] != "specs.merge" or "died" in event["outcome"]:
@@ -254,10 +258,10 @@ def merge_refuses_unequal(runs: Runs) -> int:
 
 
 def copy_consistent(runs: Runs) -> int:
-    """A copy with a new block size equals a new spec of that size, or both are refused."""
+    """A copy with a new block size equals a new spec of that block size, or both are refused."""
     copies = [event for event in runs[0] if event["op"] == "specs.copy"]
     builds = [event["outcome"] for event in runs[0] if event["op"] == "specs.build"]
-    # The spec may have been built without padding before.
+    # The last two builds are the spec and the new one. An earlier build may be the spec without padding.
     if not copies or len(builds) < 2 or "value" not in builds[-2] or "died" in copies[0]["outcome"]:
         return 0
     copied, fresh = copies[0]["outcome"], builds[-1]
@@ -296,8 +300,8 @@ LAWS = [
             "are equal and have the same hash."
         ),
         why=(
-            "Planning uses specs as dictionary keys, so a layer could get lost or end up in a group of its "
-            "own."
+            "Otherwise planning, which uses specs as dictionary keys, may lose a layer or give it a group of "
+            "its own."
         ),
         sources=("vLLM PR 37505",),
         workload="specs.identity",
@@ -307,7 +311,10 @@ LAWS = [
         id="spec.pickle-round-trip",
         level=Level.SAFETY,
         statement="A spec that is pickled and unpickled in another process is equal to the original.",
-        why="Workers send their specs to the scheduler process, which would plan without the lost fields.",
+        why=(
+            "Workers send their specs to the scheduler process. If a field is lost on the way, the scheduler "
+            "plans without it."
+        ),
         sources=("vLLM PR 37505",),
         workload="specs.pickling",
         check=pickle_round_trip,
@@ -317,12 +324,9 @@ LAWS = [
         level=Level.ROBUSTNESS,
         statement=(
             "A spec with impossible fields is refused at construction, for example a block size below 1 or "
-            "below its compression, no heads, or padding smaller than the content."
+            "below the tokens of one state, no heads, or padding smaller than the content."
         ),
-        why=(
-            "Otherwise a typo in a configuration becomes an empty page, or a division by zero far from its "
-            "cause."
-        ),
+        why="Otherwise a typo in a configuration becomes an empty page, or a division by zero in other code.",
         sources=("vLLM PR 37505",),
         workload="specs.illegal",
         check=illegal_refused,
@@ -331,8 +335,8 @@ LAWS = [
         id="spec.padding-honoured",
         level=Level.SAFETY,
         statement=(
-            "With page_size_padded, every spec class reports that value as its page_size_bytes or refuses "
-            "it; a target that declares that it never pads refuses it."
+            "If a spec has page_size_padded, its page_size_bytes is that value, or the spec is refused; if a "
+            "target declares that it never pads, it refuses every spec with padding."
         ),
         why="Otherwise layers that should share a pool get different page sizes, and their views overlap.",
         sources=("vLLM PR 31635",),
@@ -346,7 +350,10 @@ LAWS = [
             "A copy with a new block size equals a new spec of that block size, including derived values "
             "such as padding from alignment."
         ),
-        why="Planning copies specs to other block sizes, and a stale page size shifts every later block.",
+        why=(
+            "Planning copies specs to other block sizes. If a copy keeps the old page size, every later "
+            "block is shifted."
+        ),
         sources=("vLLM PR 37505", "vLLM PR 31635"),
         workload="specs.copy",
         check=copy_consistent,
@@ -367,7 +374,9 @@ LAWS = [
             "Specs with different pages, block sizes, heads, dtypes or managers never merge; a spec with a "
             "window may merge with one that has none."
         ),
-        why="A group has one page size, so a layer that needs a larger one reads and writes past its blocks.",
+        why=(
+            "A group has one page size, so a layer that needs a larger page reads and writes past its blocks."
+        ),
         sources=("vLLM PR 37505",),
         workload="specs.merge-unequal",
         check=merge_refuses_unequal,

@@ -21,7 +21,7 @@ def classes_of(specs: list[dict[str, Any]]) -> list[str]:
 
 
 def facets_of(specs: list[dict[str, Any]], differing: list[str]) -> tuple[str, ...]:
-    """The facets: the classes if there are several, else the differing fields."""
+    """The facets of a difference: the classes if there are several, else the differing fields."""
     classes = classes_of(specs)
     return (" and ".join(classes),) if len(classes) > 1 else tuple(differing) or ("",)
 
@@ -39,7 +39,7 @@ def must_not_merge(facts: list[dict[str, Any]]) -> bool:
 
 
 def in_two_orders(events: list[Event]) -> Iterator[tuple[Event, Event]]:
-    """Successive calls with the same specs in different orders."""
+    """The pairs of successive calls in which the second has the specs of the first in another order."""
     for one, other in zip(events[::2], events[1::2], strict=False):
         if one["args"] != other["args"]:
             yield one, other
@@ -73,7 +73,7 @@ def merge_order_free(runs: Runs) -> int:
 
 
 def merge_keeps_class(runs: Runs) -> int:
-    """Merging a spec with one of a derived class gives the derived class, or is refused."""
+    """Merging a spec with a spec of a derived class gives the derived class, or is refused."""
     mro = {
         event["outcome"]["value"]["class"]: event["outcome"]["value"].get("mro", [])
         for event in runs[0]
@@ -115,7 +115,7 @@ def differing_fields(specs: list[dict[str, Any]]) -> list[str]:
 
 
 def uniform_symmetric(runs: Runs) -> int:
-    """Uniformity has the same answer for the same specs in another order."""
+    """In any order of the specs, the answer whether they are uniform is the same."""
     judged = 0
     for event, reordered in in_two_orders(uniform_answers(runs[0])):
         judged += 1
@@ -131,7 +131,7 @@ def uniform_symmetric(runs: Runs) -> int:
 
 
 def uniform_total(runs: Runs) -> int:
-    """Uniformity of registered specs is answered with true or false; other specs may be refused."""
+    """Registered specs are uniform or not: the answer is true or false. Other specs may be refused."""
     answers = uniform_answers(runs[0])
     builds = [event for event in runs[0] if event["op"] == "specs.build"]
     if any("value" not in event["outcome"] for event in builds):
@@ -153,11 +153,11 @@ KEPT_BY = {
     "ChunkedLocalAttentionSpec": ("attention_chunk_size",),
     "MambaSpec": ("num_speculative_blocks",),
 }
-"""The fields that say which blocks a layer of a kind keeps. Other blocks need another block table."""
+"""For each kind, the fields that decide which blocks a layer keeps, and so which block table it needs."""
 
 
 def keeps_differently(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The fields for which two layers cannot share a block table."""
+    """The fields in which two specs differ so that their layers cannot share a block table."""
     kinds = [kind for kind in KEPT_BY if all(kind in facts.get("mro", ()) for facts in (one, other))]
     fields = ["block_size", *(field for kind in kinds for field in KEPT_BY[kind])]
     return [name for name in fields if one["fields"].get(name) != other["fields"].get(name)]
@@ -196,7 +196,7 @@ LAWS = [
     Law(
         id="spec.merge-keeps-class",
         level=Level.SAFETY,
-        statement="Merging a spec with one of its subclass gives the subclass or is refused.",
+        statement="Merging a spec with a spec of a subclass gives a spec of the subclass, or is refused.",
         why=(
             "Otherwise a layer with a special cache is freed, grouped and restored by the rules of its "
             "parent class."

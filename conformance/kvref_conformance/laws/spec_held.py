@@ -1,4 +1,4 @@
-"""The law that a request never holds more memory than its spec counts."""
+"""The law that a request never holds more memory than its spec's maximum."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvref_conformance.laws.core import Law, LawBroken, Level, Runs
 
 
 def memory_covers_held(runs: Runs) -> int:
-    """No request holds more pages than its spec's maximum, plus the lookahead."""
+    """No request holds more pages of the first group than fit into the spec's maximum and the lookahead."""
     answers = {event["op"]: event["outcome"].get("value") for event in runs[0][:2]}
     built, maximum = answers.get("specs.build"), answers.get("specs.max_memory")
     if built is None or maximum is None:

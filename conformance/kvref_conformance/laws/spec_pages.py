@@ -16,7 +16,7 @@ LATENT = ("MLAAttentionSpec", "SlidingWindowMLASpec")
 """Kinds that store no V unless their fields say so."""
 
 WINDOWED = ("SlidingWindowSpec", "ChunkedLocalAttentionSpec")
-"""Kinds that free the blocks that their window or chunk has left."""
+"""Kinds whose layers free the blocks that their window or chunk has left."""
 
 
 def builds(events: list[Event]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -43,7 +43,7 @@ def number_of_states(fields: dict[str, Any]) -> int:
 
 
 def content_bytes(facts: dict[str, Any]) -> int | None:
-    """The bytes that a page must hold according to the fields; None if they do not say."""
+    """The bytes that a page must hold according to the spec's fields; None if the fields do not say."""
     fields = facts["fields"]
     if "shapes" in fields and "dtypes" in fields:
         states = zip(fields["shapes"], fields["dtypes"], strict=False)
@@ -79,7 +79,7 @@ def page_positive(runs: Runs) -> int:
 
 
 def page_covers_content(runs: Runs) -> int:
-    """The page is at least as large as its content, and at least as large as its unpadded size."""
+    """A page is at least as large as its content, and at least as large as its unpadded size."""
     judged = 0
     for spec, facts in builds(runs[0]):
         page, unpadded = facts["page_size_bytes"], facts.get("unpadded_page_size_bytes")
@@ -102,7 +102,7 @@ def page_covers_content(runs: Runs) -> int:
 
 
 def page_no_waste(runs: Runs) -> int:
-    """A page of one of vLLM's classes holds its content and nothing else, unless it is padded or aligned."""
+    """A page of one of vLLM's classes holds its content only, unless it is padded or aligned."""
     judged = 0
     for spec, facts in builds(runs[0]):
         fields = facts["fields"]
@@ -118,7 +118,7 @@ def page_no_waste(runs: Runs) -> int:
 
 
 def alignment_honoured(runs: Runs) -> int:
-    """The page of a spec with an alignment is a multiple of it."""
+    """The page size of a spec with an alignment is a multiple of the alignment."""
     judged = 0
     for spec, facts in builds(runs[0]):
         alignment = spec["fields"].get("alignment")
@@ -214,7 +214,10 @@ def memory_monotone(runs: Runs) -> int:
 
 
 def memory_window_flat(runs: Runs) -> int:
-    """The memory of a windowed layer stops growing after its window, and never far exceeds full attention."""
+    """Beyond its window and the tokens in flight, a windowed layer's maximum memory stays constant.
+
+    It is at most one page more than that of full attention.
+    """
     made, answers = builds(runs[0]), answers_of_memory(runs[0])
     if not made or not is_kind(made[0][1], *WINDOWED):
         return 0
@@ -263,13 +266,14 @@ VLLM = (
     "HiSparseHotSpec",
     "HiSparseResidentSpec",
 )
-"""vLLM's classes, whose legal field values are known."""
+"""vLLM's classes. kvref knows the legal values of their fields."""
 
 
 def build_total(runs: Runs) -> int:
-    """A spec with legal field values can be built. Padded pages are left out; a target may refuse them.
+    """A spec with legal field values can be built.
 
-    A vendor's class may refuse what its device cannot do, by a deliberate error.
+    A vendor's class may refuse what its device cannot do, by a deliberate error. Specs with padding are left
+    out, because every class may refuse padding.
     """
     judged = 0
     for event in runs[0]:
@@ -340,8 +344,11 @@ LAWS = [
     Law(
         id="spec.alignment-honoured",
         level=Level.SAFETY,
-        statement="With alignment, page_size_bytes is a multiple of it, or the spec is refused.",
-        why="A kernel that reads aligned pages reads the second block from the wrong address.",
+        statement=(
+            "The page_size_bytes of a spec with an alignment is a multiple of the alignment, or the spec is "
+            "refused."
+        ),
+        why="Otherwise a kernel that expects aligned pages reads the second block from the wrong address.",
         sources=("vLLM PR 31635",),
         workload="specs.pages",
         check=alignment_honoured,
@@ -354,8 +361,8 @@ LAWS = [
             "compressed or constant), or else as usual for the spec's kind."
         ),
         why=(
-            "Planning computes block sizes from page sizes, and with another scaling the pages do not become "
-            "equal."
+            "Planning computes block sizes from page sizes. If these scale in another way, the pages do not "
+            "become equal."
         ),
         sources=("vLLM PR 31635",),
         workload="specs.pages",
@@ -368,8 +375,8 @@ LAWS = [
             "The maximum memory of a spec never falls as max_model_len grows, and is a whole number of pages."
         ),
         why=(
-            "The engine searches the longest length that fits by bisection, and would admit requests that do "
-            "not fit."
+            "The engine finds the longest length that fits by bisection. If the memory fell, it would admit "
+            "requests that do not fit."
         ),
         sources=("vLLM PR 37505",),
         workload="specs.memory",
@@ -379,8 +386,8 @@ LAWS = [
         id="spec.memory-window-flat",
         level=Level.SAFETY,
         statement=(
-            "The maximum memory of a windowed spec is constant for lengths beyond the window, the tokens in "
-            "flight and one block, and is at most one page above that of full attention."
+            "The maximum memory of a windowed spec is the same for all lengths that exceed the window, the "
+            "tokens in flight and one block together, and at most one page above that of full attention."
         ),
         why="Otherwise a long context is refused at start for lack of memory that its layers never use.",
         sources=("vLLM PR 37505",),

@@ -1,4 +1,4 @@
-"""The subjects of a law, for a target."""
+"""The subjects on which a law is judged for a target, and why it does not apply to others."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def subjects_of(law: Law, description: Description) -> Subjects:
 
 
 def is_undrawable(subject: str, reason: str | None, description: Description) -> bool:
-    """Whether `reason` says that the law applies to the class, but no spec of it can be made."""
+    """Whether the law applies to this class, but kvref can make no spec of it, as `reason` says."""
     return reason is not None and spec_subjects(description).get(subject) == reason
 
 
 def of_unknown_kind(description: Description) -> list[str]:
-    """The classes whose kind kvref does not know. Only laws that hold for any kind judge them."""
+    """The classes whose kind of attention kvref does not know. Only laws for any kind judge them."""
     return [info["name"] for info in judged(description) if not set(KNOWN_KINDS).intersection(info["mro"])]
 
 
 def is_kept(info: SpecClassInfo, field: FieldInfo) -> bool:
-    """Whether the field has only one legal value in this class, or the profile keeps it at its default."""
+    """Whether no example changes the field, because its class or the profile allows only one value."""
     listed = "values" in field or any(field["name"] in KINDS.get(each, {}) for each in info["mro"])
     values = menu(info, field["name"])
     return listed and len(values) < (2 if is_required(field) else 1)
 
 
 def left_at_default(description: Description) -> list[str]:
-    """A plugin's own fields that keep their defaults in all examples, since the profile lists no values."""
+    """A plugin's own fields that no example changes, because kvref knows no values for them."""
     if description["plugin"] is None:
         return []
     own = judged(description)

@@ -1,4 +1,4 @@
-"""The law of platform classes that replace stock spec classes."""
+"""The law of substitutes: a platform may have layers of a stock class planned as layers of its own class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kvref_conformance.laws.registry import error_line
 def substitute(runs: Runs) -> int:
     """In each process, layers are planned as the substitute of their class, with all of their fields.
 
-    A substitute may have a substitute of its own; a layer may get either of the two.
+    A substitute may have a substitute itself. Then a layer may be planned as any class in this chain but the
+    first.
     """
     judged = 0
     for events in runs:
@@ -58,9 +59,10 @@ def chain(name: str, present: dict[str, str]) -> list[str]:
 def refuse_wrong_answer(
     arguments: dict[str, Any], outcome: dict[str, Any], present: dict[str, str], derived: dict[str, list[str]]
 ) -> int:
-    """Raise `LawBroken` if a loop is accepted or a legal substitute refused; return 1 if it judged, else 0.
+    """Raise `LawBroken` if a loop is accepted or a legal substitute refused.
 
-    A target's own class may have no entry. Then it cannot have a substitute, and a refusal is fine.
+    Return 1 if there was something to judge, else 0. A target's own class may have no entry in the registry.
+    Then it cannot have a substitute, and a refusal is right.
     """
     old, new = arguments["spec_class"], arguments["substitute"]
     loop = new is not None and old in chain(new, present)
@@ -105,8 +107,8 @@ SUBSTITUTE = Law(
     id="registry.substitute",
     level=Level.SAFETY,
     statement=(
-        "A layer whose class has a platform substitute is planned as that substitute with every field "
-        "kept; a loop of substitutes is refused, and undoing a substitute restores the plan."
+        "If a platform has a substitute for a class, layers of the class are planned as the substitute with "
+        "every field kept; a loop of substitutes is refused, and undoing a substitute restores the plan."
     ),
     why="Otherwise a platform's layers are planned as the stock class, or lose a window.",
     sources=("vLLM RFC 36668",),

@@ -12,9 +12,10 @@ from kvref_conformance.laws.registry import error_line
 
 
 def allocate_total(runs: Runs) -> int:
-    """A cache is allocated or deliberately refused; a cache that every layout can hold is allocated.
+    """A cache is allocated or deliberately refused.
 
-    `sharing.no-cost` judges caches with layers that share.
+    It must not be refused if its layers fit every layout, or if its layout fits all layers. `sharing.no-cost`
+    judges caches with layers that share.
     """
     judged = 0
     for event in runs[0]:
@@ -41,7 +42,7 @@ def allocate_total(runs: Runs) -> int:
 
 
 def is_together(arguments: dict[str, Any]) -> bool:
-    """Whether a page lies in one piece, so that the pages of other layers do not matter.
+    """Whether the layout keeps each page in one piece, so that it fits layers with pages of any size.
 
     Kernel blocks need more: no other layer and no padding between one block and the next.
     """
@@ -96,7 +97,11 @@ def in_bounds(runs: Runs) -> int:
 
 
 def block_stride(runs: Runs) -> int:
-    """The block stride is the planned one, whole or divided by the number of pieces of a page."""
+    """The stride from one block to the next is the planned one.
+
+    If each page lies in several pieces, for example in a layout with all K before all V, the stride is the
+    planned one divided by the number of pieces.
+    """
     judged = 0
     for caches in complete(runs[0]):
         for layer in caches.owners:
@@ -210,7 +215,7 @@ def same_order(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def kernel_split(runs: Runs) -> int:
-    """The kernel blocks of a block cover exactly the bytes of the unsplit block, each once."""
+    """The kernel blocks of a block together cover exactly the bytes of the whole block, each byte once."""
     judged = 0
     made = complete(runs[0])
     for split in made:
@@ -283,7 +288,10 @@ def zeroed(runs: Runs) -> int:
 
 
 def one_buffer(runs: Runs) -> int:
-    """In contiguous mode there is one allocation. Layers have the same views as in several allocations."""
+    """In contiguous mode (`buffers` is `one`) there is a single allocation.
+
+    Layers have the same views in it as in allocations of their own.
+    """
     judged = 0
     made = complete(runs[0])
     for caches in [each for each in made if each.args["buffers"] == "one"]:
@@ -311,8 +319,8 @@ LAWS = [
         level=Level.SAFETY,
         statement=(
             "A cache is allocated or deliberately refused. It must be allocated in every declared layout if "
-            "its layers are equal and full attention, and for any layers if the layout keeps each page in "
-            "one piece."
+            "all its layers are equal full-attention layers, and for any layers if the layout keeps each "
+            "page in one piece."
         ),
         why="Otherwise the engine does not start, and its error message does not say why.",
         sources=("vLLM PR 36359", "vLLM PR 31635"),
@@ -335,8 +343,8 @@ LAWS = [
         id="tensors.block-stride",
         level=Level.SAFETY,
         statement=(
-            "The block stride of a layer's view is that of the plan, including padding, wherever the axis of "
-            "blocks is in the view."
+            "The block stride of a layer's view is that of the plan, including padding, no matter which axis "
+            "of the view counts the blocks."
         ),
         why="Otherwise code that addresses blocks by the plan, such as a connector, moves the wrong bytes.",
         sources=("vLLM PR 31635",),
@@ -350,7 +358,10 @@ LAWS = [
             "The order of a layer's axes in memory does not depend on the number of blocks (not even if it "
             "is 2), the number of heads or the dtype."
         ),
-        why="Otherwise one shape is taken for another that looks alike: K is read as a block, or V as K.",
+        why=(
+            "Otherwise code takes one axis for another one of the same size: it reads K as a block, or V as "
+            "K."
+        ),
         sources=("vLLM PR 31635",),
         workload="tensors.layouts",
         check=layout_stable,
@@ -394,7 +405,7 @@ LAWS = [
             "in allocations of their own."
         ),
         why=(
-            "A connector that registers this one memory region for transfers would miss layers, or move "
+            "Otherwise a connector that registers this memory for transfers misses layers, or moves the "
             "wrong bytes."
         ),
         sources=("vLLM PR 36359",),

@@ -1,4 +1,4 @@
-"""What the laws of interchangeable variants have in common."""
+"""The check of `pool.variants-agree` and `manager.variants-agree`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kvref_conformance.laws.core import Event, LawBroken, Runs
 
 
 def variants_agree(runs: Runs) -> int:
-    """Each variant answers the same operations like the first one.
+    """Each variant answers the same operations like the first variant.
 
-    The comparison ends where the variants perform different operations.
+    The comparison ends at the first operation that the variants do not have in common.
     """
     judged = 0
     first, *others = histories(runs[0]).items() or [("", [])]
@@ -33,7 +33,7 @@ def variants_agree(runs: Runs) -> int:
 
 
 def histories(events: list[Event]) -> dict[str, list[Event]]:
-    """The events of each variant, from its creation to the creation of the next one."""
+    """The events of each variant, from its creation to the creation of the next variant."""
     found: dict[str, list[Event]] = {}
     history: list[Event] = []
     for event in events:

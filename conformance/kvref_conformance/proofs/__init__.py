@@ -4,7 +4,7 @@ A contract is a function of numbers that returns whether its claim holds for the
 claim, then the arguments that it covers (`pre:`), and that the result must be true (`post: _`), as in PEP
 316. A claim is a definition, a bound or a count. It does not repeat the formula that it is about.
 
-Nothing in these modules needs CrossHair. The functions can be called with any numbers.
+The modules in `MODULES` do not need CrossHair: you can call the contracts with any numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Contract:
-    """A contract: the function that states it."""
+    """A contract, given by the function that states it."""
 
     function: Callable[..., bool]
 
@@ -47,13 +47,13 @@ class Contract:
 
     @property
     def claim(self) -> str:
-        """The docstring before its conditions, as one line."""
+        """The part of the docstring before `pre:` and `post:`, as one line."""
         text = re.split(r"^(?:pre|post):", inspect.getdoc(self.function) or "", flags=re.MULTILINE)[0]
         return " ".join(text.split())
 
 
 def contracts(modules: Iterable[str] | None = None) -> dict[str, Contract]:
-    """The contracts of these modules, by default of all, by name. Imports PyTorch, like the reference."""
+    """The contracts of these modules, or of all modules, by name. Imports PyTorch, like the reference."""
     found = {}
     for module in map(importlib.import_module, MODULES if modules is None else modules):
         for function in vars(module).values():

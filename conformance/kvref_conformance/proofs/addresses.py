@@ -1,4 +1,4 @@
-"""Layouts: each block of each layer has bytes of its own, inside the memory.
+"""Layouts: each block of each layer has bytes of its own, inside the layer's memory.
 
 Unless stated otherwise, a page has 16 tokens and two heads, with K and V of eight 2-byte values each.
 """

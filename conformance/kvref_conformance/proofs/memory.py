@@ -99,14 +99,18 @@ def blocks(spec: KVCacheSpec, limits: MemoryLimits) -> int:
 
 
 def held(kind: type[SingleTypeKVCacheManager], spec: KVCacheSpec, computed: int, in_flight: int) -> int:
-    """The number of blocks from the first that the next token reads to the last of a token in flight."""
+    """How many blocks a request holds.
+
+    The first is the block in which the next token begins to read; the last is the block of the last token in
+    flight.
+    """
     manager = made(kind, spec)
     tokens = TokenCounts(num_tokens=computed + in_flight, num_tokens_main_model=computed + in_flight)
     return manager.table_length(tokens) - manager.get_num_skipped_tokens(computed) // manager.block_size
 
 
 def full_attention_keeps_all(block_size: int, length: int) -> bool:
-    """The maximum memory has just enough blocks for each token of the longest request.
+    """The maximum memory of full attention has just enough blocks for all tokens of the longest request.
 
     pre: 1 <= block_size <= LARGEST and length >= 1
     post: _
@@ -116,7 +120,7 @@ def full_attention_keeps_all(block_size: int, length: int) -> bool:
 
 
 def full_attention_holds_no_more(block_size: int, length: int, computed: int, in_flight: int) -> bool:
-    """A request never holds more blocks of a full-attention layer than the maximum memory.
+    """A request never holds more blocks of a full-attention layer than its maximum memory has.
 
     pre: 1 <= block_size <= LARGEST and computed >= 0 and in_flight >= 0
     pre: 1 <= computed + in_flight <= length
@@ -127,7 +131,7 @@ def full_attention_holds_no_more(block_size: int, length: int, computed: int, in
 
 
 def sinks_come_on_top(block_size: int, length: int, sink_len: int) -> bool:
-    """With sinks, the maximum memory has just enough extra blocks for each sink token.
+    """With sinks, the maximum memory has just enough further blocks for all sink tokens.
 
     pre: 1 <= block_size <= LARGEST and length >= 1 and sink_len >= 0
     post: _
@@ -140,7 +144,7 @@ def sinks_come_on_top(block_size: int, length: int, sink_len: int) -> bool:
 
 
 def cross_attention_keeps_the_encoder(block_size: int, length: int, encoder: int, tokens: int) -> bool:
-    """The maximum memory has just enough blocks for each encoder token, and block tables are never longer.
+    """The maximum memory has just enough blocks for all encoder tokens, and block tables are never longer.
 
     pre: 1 <= block_size <= LARGEST and length >= 1 and 0 <= tokens <= encoder
     post: _
@@ -165,7 +169,7 @@ def encoders_keep_nothing(block_size: int, length: int, in_flight: int) -> bool:
 def windows_hold_no_more(
     block_size: int, window: int, extra: int, limit: int, length: int, computed: int, in_flight: int
 ) -> bool:
-    """A request never holds more blocks of a windowed layer than the maximum memory.
+    """A request never holds more blocks of a windowed layer than its maximum memory has.
 
     pre: 1 <= block_size <= LARGEST and window >= 1 and extra >= 0 and computed >= 0
     pre: 0 <= in_flight <= limit and 1 <= computed + in_flight <= length
@@ -178,7 +182,7 @@ def windows_hold_no_more(
 def windows_take_little_more(block_size: int, window: int, extra: int, limit: int, length: int) -> bool:
     """The maximum memory of a windowed layer is at most one block more than its tokens fill.
 
-    Its tokens are those before the next token in its window, the extra tokens that it retains, and those in
+    Its tokens are those in the window before the next token, the extra tokens that it retains, and those in
     flight.
 
     pre: 1 <= block_size <= LARGEST and window >= 1 and extra >= 0 and limit >= 0 and length >= 1
@@ -204,9 +208,9 @@ def windows_stop_growing(
 def chunks_of_whole_blocks_hold_no_more(
     block_size: int, number: int, limit: int, length: int, before: int, into: int, in_flight: int
 ) -> bool:
-    """A request never holds more blocks of a chunked layer than the maximum memory.
+    """A request never holds more blocks of a chunked layer than its maximum memory has.
 
-    For chunks of whole blocks. The request has computed some chunks and a part of one.
+    This is for chunks of whole blocks. The request has computed some whole chunks and a part of the next one.
 
     pre: 1 <= block_size <= LARGEST and number >= 1 and before >= 0 and 0 <= into < number * block_size
     pre: 0 <= in_flight <= limit and 1 <= before * number * block_size + into + in_flight <= length
@@ -221,9 +225,9 @@ def chunks_of_whole_blocks_hold_no_more(
 def chunks_across_blocks_hold_no_more(
     block_size: int, chunk: int, limit: int, length: int, computed: int, in_flight: int
 ) -> bool:
-    """A request never holds more blocks of a chunked layer than the maximum memory.
+    """A request never holds more blocks of a chunked layer than its maximum memory has.
 
-    For chunks that begin within blocks.
+    This is for chunks that may begin within a block.
 
     pre: 1 <= block_size <= LARGEST and chunk >= 1 and chunk % block_size != 0 and computed >= 0
     pre: 0 <= in_flight <= limit and 1 <= computed + in_flight <= length
@@ -258,9 +262,9 @@ def chunks_stop_growing(block_size: int, chunk: int, limit: int, length: int, lo
 
 
 def states_hold_no_more(block_size: int, limit: int, length: int, computed: int, in_flight: int) -> bool:
-    """A request never holds more blocks of a recurrent layer than the maximum memory.
+    """A request never holds more blocks of a recurrent layer than its maximum memory has.
 
-    For mode `all`, in which each position has a block.
+    This is for mode `all`, in which all positions have blocks.
 
     pre: 1 <= block_size <= LARGEST and computed >= 0
     pre: 0 <= in_flight <= limit and 1 <= computed + in_flight <= length
@@ -282,7 +286,7 @@ def drafts_come_on_top(block_size: int, drafts: int, limit: int, length: int, al
 
 
 def aligned_states_are_those_of_steps(block_size: int, limit: int, length: int) -> bool:
-    """In mode `align`, a request needs three blocks: two for steps in flight, and one for the state before.
+    """In mode `align`, a request needs three blocks: two for steps in flight, one for the state before them.
 
     pre: 1 <= block_size <= LARGEST and limit >= 0 and length >= 1
     post: _
@@ -327,7 +331,7 @@ def more_in_flight_takes_no_less(
 def groups_have_blocks_for_all_layers(
     block_size: int, window: int, other: int, limit: int, length: int
 ) -> bool:
-    """The layers of a group need as many blocks as the layer that needs most, with a page in each layer.
+    """A group needs as many blocks as the layer that needs most, each with a page in every layer.
 
     pre: 1 <= block_size <= LARGEST and window >= 1 and other >= 1 and limit >= 0 and length >= 1
     post: _

@@ -96,7 +96,7 @@ def each_vector_has_a_scale(block_size: int, num_kv_heads: int, head_size: int, 
 
 
 def packed_states_take_what_is_told(block_size: int, num_kv_heads: int, slot: int) -> bool:
-    """A packed slot has the size that its spec gives in either field, whatever size the values have.
+    """A packed slot has the size that its spec gives in either field, whatever the head size.
 
     pre: block_size >= 1 and num_kv_heads >= 1 and slot >= 1
     post: _
@@ -114,7 +114,7 @@ def packed_states_take_what_is_told(block_size: int, num_kv_heads: int, slot: in
 
 
 def compressed_tokens_share_a_state(number: int, tokens: int, head_size: int) -> bool:
-    """Pages with the same number of states have the same size, however many tokens a state is for.
+    """Pages with the same number of states have the same size, however many tokens share a state.
 
     pre: number >= 1 and tokens >= 1 and head_size >= 1
     post: _
@@ -195,7 +195,7 @@ def states_do_not_grow(block_size: int, other: int, alignment: int) -> bool:
 
 
 def composites_hold_all_layers(block_size: int, head_size: int, other: int) -> bool:
-    """The page of two layers is as large as the page of one layer with the sum of their head sizes.
+    """The page of a composite of two layers is as large as that of one layer with both head sizes together.
 
     pre: block_size >= 1 and head_size >= 1 and other >= 1
     post: _

@@ -1,4 +1,4 @@
-"""Plans: numbers of blocks, common block sizes, equal page sizes."""
+"""Plans: how many blocks fit, block sizes that suit all groups, and pages of one size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def windowed(block_size: int, sliding_window: int) -> SlidingWindowSpec:
 def memory_is_used_up(memory: int) -> bool:
     """A plan has as many blocks as fit into the memory, or is refused if one request does not fit.
 
-    For two layers with pages of 512 bytes, and requests of 64 tokens in blocks of 16.
+    This is for two layers with pages of 512 bytes, and requests of 64 tokens in blocks of 16.
 
     pre: memory >= 5110
     post: _
@@ -52,7 +52,7 @@ def memory_is_used_up(memory: int) -> bool:
 def the_worker_with_least_room_decides(memory: int, other: int) -> bool:
     """All workers have the same number of blocks, and at least one has no memory for another block.
 
-    For a worker with one layer of 512-byte pages, and a worker with two.
+    This is for a worker with one layer of 512-byte pages, and a worker with two.
 
     pre: memory >= 2560 and other >= 5120
     post: _
@@ -100,7 +100,9 @@ def blocks_are_whole_hash_blocks(size: int, other: int) -> bool:
 
 
 def pages_are_made_equal(block_size: int, heads: int, other: int, more: int) -> bool:
-    """The pages of two layers become as large as the larger one, and hold the content of both.
+    """The pages of two layers become as large as the larger of the two.
+
+    Each new page holds as many of the layer's former blocks as fit.
 
     pre: 1 <= block_size <= 3 and 1 <= heads <= 2 and 1 <= other <= 3 and 1 <= more <= 2
     post: _

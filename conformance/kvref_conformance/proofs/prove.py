@@ -39,9 +39,9 @@ class Proof:
 
 
 def select(patterns: Sequence[str]) -> list[Contract]:
-    """The contracts whose names match any of the globs; every pattern must match something.
+    """The contracts whose names match any of the globs, or all of them if there is no glob.
 
-    Raises `CannotProve`, also if CrossHair is not installed.
+    Raises `CannotProve` if a glob matches nothing, or if CrossHair is not installed.
     """
     if find_spec("crosshair") is None:
         raise CannotProve("CrossHair comes with the extra: pip install 'kvref[symbolic]'")
@@ -63,7 +63,7 @@ def select(patterns: Sequence[str]) -> list[Contract]:
 def prove(chosen: Sequence[Contract], limit: float, jobs: int, watcher: Progress) -> Generator[Proof]:
     """Examine each contract for at most `limit` seconds. Yields the results as they come.
 
-    Raises `CannotProve`.
+    Raises `CannotProve` if the process that proves ends early.
     """
     named = {contract.name: contract for contract in chosen}
     modules = dict.fromkeys(contract.function.__module__ for contract in chosen)

@@ -1,8 +1,8 @@
 """The process in which CrossHair searches for arguments that break contracts.
 
 Each contract gets a child process, which is killed when its time is up. Run as `python -m
-kvref_conformance.proofs.prover '<json>'`, the process writes a line of JSON when a contract begins and when
-it ends. It ends together with the process that started it.
+kvref_conformance.proofs.prover '<json>'`, the process writes a line of JSON when it begins a contract and
+when it has a result. It ends when its parent ends.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Running(NamedTuple):
 
 
 def main() -> None:
-    """Examine the named contracts, `jobs` at a time."""
+    """Examine the contracts that the request names, `jobs` at a time."""
     request = json.loads(sys.argv[1])
     # What a contract or CrossHair prints must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)

@@ -1,4 +1,4 @@
-"""Rules of the managers: skipped tokens, block tables, useful keys, hashes of larger blocks."""
+"""Rules of the managers: skipped tokens, block tables, which blocks need keys, hashes of larger blocks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def windows_skip_what_is_out_of_sight(window: int, computed: int, token: int) ->
 
 
 def windows_retain_some_more(window: int, extra: int, computed: int, token: int) -> bool:
-    """Retained tokens before the window are not skipped.
+    """The extra tokens that a windowed layer retains before its window are not skipped.
 
     pre: window >= 1 and extra >= 0 and 0 <= token < computed
     post: _
@@ -111,7 +111,7 @@ def counted(tokens: int, lookahead: int = 0) -> TokenCounts:
 
 
 def tables_have_a_place_for_each_token(block_size: int, tokens: int) -> bool:
-    """A block table has just enough blocks for each token.
+    """A block table has just enough blocks for all tokens.
 
     pre: block_size >= 1 and tokens >= 0
     post: _
@@ -144,10 +144,10 @@ def states_do_not_look_ahead(block_size: int, tokens: int, ahead: int, align: bo
 def blocks_that_a_hit_needs_get_keys(
     size: int, several: int, window: int, hit: int, place: int, eagle: bool
 ) -> bool:
-    """Each block that some hit needs gets a key, and with draft layers also the block after it.
+    """Each block that some hit needs gets a key. With draft layers, so does the block after the hit.
 
-    A hit ends at a multiple of 1, 2, 3 or 8 blocks, and needs the blocks that its next token reads. For block
-    sizes 1, 16 and 48.
+    A hit ends at a multiple of 1, 2, 3 or 8 blocks, and needs the blocks that its next token reads. This is
+    for block sizes 1, 16 and 48.
 
     pre: 0 <= size < 3 and 0 <= several < 4 and window >= 1 and hit >= 1 and place >= 0
     post: _
@@ -162,7 +162,7 @@ def blocks_that_a_hit_needs_get_keys(
 
 
 def hashes_are_those_at_the_ends_of_blocks(size: int, step: int, number: int, block: int) -> bool:
-    """The hash of a block is that of all tokens up to its end; a block that is not full has none.
+    """The hash of a block is that of all tokens up to its end. A block that is not full has none.
 
     pre: 1 <= size <= 3 and 1 <= step <= 3 and 0 <= number <= 5 and 0 <= block <= 5
     post: _
@@ -175,7 +175,7 @@ def hashes_are_those_at_the_ends_of_blocks(size: int, step: int, number: int, bl
 
 
 def embeddings_are_where_the_item_is(offset: int, start: int, position: int) -> bool:
-    """Each placeholder of an item has its own embedding, in any block.
+    """Each placeholder of an item gets its own embedding of the item, in whichever block it is.
 
     pre: offset >= 0 and start >= 0 and 0 <= position - start < 4
     post: _

@@ -90,9 +90,7 @@ def is_refused_for_its_order(event: Event) -> bool:
 
 def sound_joins(runs: Runs, times: int | None = 1) -> list[Event]:
     """The calls of `joins` with layers that an engine can run, in an order that the target accepts."""
-    return [
-        event for event in joins(runs, times) if is_sound(event) and not is_refused_for_its_order(event)
-    ]
+    return [event for event in joins(runs, times) if is_sound(event) and not is_refused_for_its_order(event)]
 
 
 def same_graph(event: Event, other: Event) -> bool:

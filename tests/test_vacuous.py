@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import Kvref
 
+from kvref_conformance.targets.codec import class_infos
+from kvref_conformance.targets.vllm.blame import own_error
 from kvref_strategies.catalogue import WORKLOADS
 
 FULL = ("--subjects", "FullAttentionSpec")
@@ -54,6 +58,25 @@ def test_what_does_not_load_without_asserts_is_judged_with_asserts(kvref: Kvref)
     assert status == "incomplete"
     assert "under python -O: loading it raised RuntimeError: does not run without asserts" in message
     assert {status for status, _ in found.values()} == {"holds"}
+
+
+def the_error_of(call: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        call()
+    return raised.value
+
+
+def test_what_the_adapter_of_vllm_takes_upon_itself() -> None:
+    stand_in = SimpleNamespace(cache_config=None)
+    lacking = own_error(the_error_of(lambda: stand_in.model_config))
+    assert lacking.startswith(
+        "AttributeError: 'types.SimpleNamespace' object has no attribute 'model_config'"
+    )
+    inside = own_error(the_error_of(lambda: class_infos({}, ())))
+    assert inside.startswith("StopIteration")
+    assert "codec.py:" in inside
+    assert own_error(the_error_of(lambda: int("x"))) == ""
+    assert own_error(the_error_of(lambda: "".no_such_method)) == ""  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import NonCallableMock
 
-from kvref_conformance.targets.vllm.layers import StateLayer
-
 _ADAPTER = Path(__file__).parents[1]
+
+_STAND_INS = (SimpleNamespace, NonCallableMock)
+"""The classes of the objects that the adapter passes to vLLM in place of an engine's configuration."""
 
 
 def own_error(error: Exception) -> str:
@@ -28,9 +29,7 @@ def own_error(error: Exception) -> str:
         return ""
     code = trace.tb_frame.f_code.co_filename
     inside = Path(code).is_relative_to(_ADAPTER)
-    lacking = isinstance(error, AttributeError) and isinstance(
-        error.obj, SimpleNamespace | NonCallableMock | StateLayer
-    )
+    lacking = isinstance(error, AttributeError) and isinstance(error.obj, _STAND_INS)
     if not (inside or lacking):
         return ""
     return f"{type(error).__name__}: {error} ({Path(code).name}:{trace.tb_lineno})"

@@ -41,6 +41,10 @@ MENUS: dict[str, list[Any]] = {
     "kv_quant_mode": ["FP8_PER_TENSOR"],
     "model_version": ["deepseek_v4"],
     "mamba_type": ["mamba1"],
+    "block_stride_alignment": [4096],
+    "max_tp_shards": [2],
+    "num_head_slots": [8],
+    "cache_role": ["indexer"],
     "page_size": [4096, 512],
     "blocks_per_request": [4, 1],
 }

@@ -145,10 +145,13 @@ def chain_resolves(runs: Runs) -> int:
 def order_free(runs: Runs) -> int:
     """The same layers in two orders join the same groups, or are refused both times."""
     judged = 0
-    calls = sound_joins(runs)
+    calls = [event for event in joins(runs) if is_sound(event)]
     for place, event in enumerate(calls):
         for earlier in calls[:place]:
             if event["args"] == earlier["args"] or not same_graph(event, earlier):
+                continue
+            if is_refused_for_its_order(event) or is_refused_for_its_order(earlier):
+                judged += 1
                 continue
             groups, before = members(event), members(earlier)
             # If no layer joins, nothing can depend on the order.
@@ -179,6 +182,8 @@ def cycle_refused(runs: Runs) -> int:
         if not cycles or loose(targets, owners_in(event)):
             continue
         judged += 1
+        if is_refused_for_its_order(event):
+            continue
         which = " and ".join(in_words([*loop, loop[0]]) for loop in cycles)
         refuse_unmeant(outcome, f"of the cycle {which}")
         message = outcome["error"]["message"]
@@ -212,6 +217,8 @@ def dangling_refused(runs: Runs) -> int:
         if not pairs or loops(targets):
             continue
         judged += 1
+        if is_refused_for_its_order(event):
+            continue
         longest = max((path(layer, targets) for layer, _ in pairs), key=len)
         refuse_unmeant(outcome, f"of the chain {in_words(longest)}, which ends at a layer without a cache")
         message = outcome["error"]["message"]

@@ -330,6 +330,7 @@ LAWS = [
         sources=("vLLM PR 37505",),
         workload="specs.illegal",
         check=illegal_refused,
+        enough=0,
     ),
     Law(
         id="spec.padding-honoured",

@@ -149,18 +149,25 @@ def uniform_total(runs: Runs) -> int:
 
 
 KEPT_BY = {
-    "SlidingWindowSpec": ("sliding_window",),
-    "ChunkedLocalAttentionSpec": ("attention_chunk_size",),
-    "MambaSpec": ("num_speculative_blocks",),
+    "SlidingWindowSpec": "sliding_window",
+    "SlidingWindowMLASpec": "sliding_window",
+    "ChunkedLocalAttentionSpec": "attention_chunk_size",
+    "MambaSpec": "num_speculative_blocks",
 }
-"""For each kind, the fields that decide which blocks a layer keeps, and so which block table it needs."""
+"""For each class, the field that decides which blocks a layer keeps, and so which block table it needs.
+
+A class derived from one of these may keep blocks by a rule of its own: vLLM's `KpoolTailSpec` keeps one block.
+"""
 
 
 def keeps_differently(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The fields in which two specs differ so that their layers cannot share a block table."""
-    kinds = [kind for kind in KEPT_BY if all(kind in facts.get("mro", ()) for facts in (one, other))]
-    fields = ["block_size", *(field for kind in kinds for field in KEPT_BY[kind])]
-    return [name for name in fields if one["fields"].get(name) != other["fields"].get(name)]
+    fields = ["block_size"]
+    for name, field in KEPT_BY.items():
+        both_derive = all(name in facts.get("mro", ()) for facts in (one, other))
+        if both_derive and name in (one["class"], other["class"]):
+            fields.append(field)
+    return [name for name in dict.fromkeys(fields) if one["fields"].get(name) != other["fields"].get(name)]
 
 
 def uniform_separates(runs: Runs) -> int:

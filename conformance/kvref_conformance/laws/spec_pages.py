@@ -50,6 +50,8 @@ def content_bytes(facts: dict[str, Any]) -> int | None:
         return sum(int(math.prod(shape)) * item_bytes(dtype) for shape, dtype in states)
     if not {"block_size", "num_kv_heads", "head_size", "dtype"} <= fields.keys():
         return None
+    if fields.get("model_version") is not None:
+        return None  # The model has a packed format of its own.
     cells = (fields.get("num_head_slots") or fields["num_kv_heads"]) * number_of_states(fields)
     packed = fields.get("state_content_bytes") or fields.get("tq_slot_size")
     if packed:

@@ -57,7 +57,7 @@ class Law:
     """The number of examples that the law has to judge before it holds.
 
     Only those count in which the target worked: an operation of the workload succeeded, for example an
-    allocation. It is 0 for a law about refusals, in whose examples nothing should succeed.
+    allocation. It is 0 for a law that a target also keeps if it refuses everything.
     """
 
     @property

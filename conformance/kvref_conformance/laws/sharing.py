@@ -490,6 +490,7 @@ LAWS = [
         sources=("vLLM PR 35045",),
         workload="sharing.graphs",
         check=order_free,
+        enough=0,
     ),
     Law(
         id="sharing.cycle-refused",

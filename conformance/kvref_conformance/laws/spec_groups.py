@@ -156,7 +156,7 @@ KEPT_BY = {
 }
 """For each class, the field that decides which blocks a layer keeps, and so which block table it needs.
 
-A class derived from one of these may keep blocks by a rule of its own: vLLM's `KpoolTailSpec` keeps one block.
+A class derived from one of these may have a rule of its own: vLLM's `KpoolTailSpec` keeps one block.
 """
 
 

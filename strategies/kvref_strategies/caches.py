@@ -250,6 +250,8 @@ def resend(draw: Draw, stage: Stage, description: Description, subject: str) -> 
     without = without_drafts(setup)
     for each in [without, setup] if setup.use_eagle else [without]:
         engine = Engine(stage, each, description["parts"])
+        if not engine.possible:
+            return
         engine.finish(engine.submit(prompt, 1))
         for shared, length in others:
             begin = prompt[:shared]

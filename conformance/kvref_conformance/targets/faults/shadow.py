@@ -31,7 +31,7 @@ _place_kv_caches = kvref.layout.place_kv_caches
 
 
 def freed_under_a_step() -> ReferenceTarget:
-    """When the cache manager frees skipped blocks, it takes tokens in flight as computed."""
+    """When the cache manager frees skipped blocks, it counts tokens in flight as computed."""
     in_flight: dict[str, int] = {}
 
     def allocate_slots(

@@ -1,4 +1,7 @@
-"""Faults that change what a kernel reads. The laws `shadow.*` find them, and look at nothing else."""
+"""Faults that change what a kernel reads.
+
+The laws `shadow.*` look only at what a kernel reads, and find these faults.
+"""
 
 from __future__ import annotations
 

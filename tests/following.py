@@ -31,7 +31,9 @@ class OutOfCalls(Exception):
 
 
 class Record:
-    """The stage of an engine. It allows only the recorded calls, and gives the recorded answers.
+    """A `Stage` that replays a recording to kvref's `Engine`.
+
+    It allows only the recorded calls and returns the recorded answers.
 
     `progress` reports a state, not an event. So the `progress` calls of different requests may come in any
     order between two other calls, and a call that repeats a request's state is ignored.

@@ -38,7 +38,10 @@ class CanonicalKVCaches(canonical.CanonicalKVCaches):
 
 
 def register_kv_caches(kv_caches: KVCaches) -> CanonicalKVCaches:
-    """Make the canonical view like `kvref.canonical.register_kv_caches`, but of the fast class."""
+    """Make the canonical view as `kvref.canonical.register_kv_caches` does, but return this module's class.
+
+    This module's `CanonicalKVCaches` also has the rows' device addresses.
+    """
     made = canonical.register_kv_caches(kv_caches)
     return CanonicalKVCaches(made.tensors, made.group_data_refs)
 

@@ -45,7 +45,8 @@ def _stages(description: Description) -> Subjects:
 def sizes(draw: Draw, stage: Stage, description: Description, subject: str) -> None:
     """Resolve the block sizes of a model, and make a cache manager with these sizes.
 
-    With prefix caching, make a second cache manager with drawn sizes, which it may have to refuse.
+    With prefix caching, also try to make a cache manager with drawn sizes. If these do not fit together, the
+    target should refuse them.
     """
     model = draw_model(draw, stage, description, subject, 1)
     if model is None:

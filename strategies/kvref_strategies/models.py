@@ -218,7 +218,7 @@ SEVERAL_KINDS = ("windows", "chunks", "latent attention with a draft", "recurren
 
 
 def families(description: Description) -> Subjects:
-    """Each family, with None if the target can have models of it, else with the reason why not."""
+    """Maps each family to the reason why the target cannot have models of it, or to None if it can."""
     no_registry = None if has_registry(description) else "there is no registry"
     return {
         name: (no_registry if family.registered else None) or lacking(description, family.classes)

@@ -103,7 +103,7 @@ def check_all(
 
 
 def cells(report: Mapping[str, Any] | None, laws: Sequence[str]) -> dict[str, str]:
-    """By law, the text of the cell for one release. `report` is None if the release is not prepared."""
+    """Maps each law to the text of its cell for one release. `report` is None if it is not prepared."""
     if report is None:
         return dict.fromkeys(laws, NOT_PREPARED)
     found = {law: cell([row for row in report["laws"] if row["id"] == law]).text for law in laws}

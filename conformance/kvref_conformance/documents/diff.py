@@ -193,7 +193,10 @@ def _ways(rows: Rows) -> list[str]:
 
 
 def _whole(rows: Rows) -> Status | None:
-    """The status of the row that is about the law as a whole, in all its facets. None without that row."""
+    """The status of the row without a facet, if it speaks for the whole law. Otherwise None.
+
+    It does if its status is `holds`, `not-applicable`, `declared-gap` or `incomplete`.
+    """
     status = Status(rows[""]["status"]) if "" in rows else None
     return status if status in _OF_THE_WHOLE else None
 

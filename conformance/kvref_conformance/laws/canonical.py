@@ -113,8 +113,8 @@ def covers_once(runs: Runs) -> int:
 def group_refs(runs: Runs) -> int:
     """Every group has a list of references to canonical tensors.
 
-    Each reference names an existing tensor and at most as many bytes as its rows have. The bytes in the row
-    of a block belong to no other block.
+    Each reference names an existing tensor, and a page size of at least one byte and at most one row of that
+    tensor. In row *b*, the bytes of this page hold nothing of a block other than *b*.
     """
     judged = 0
     for caches, canonical in registered(runs):

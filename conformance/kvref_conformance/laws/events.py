@@ -63,7 +63,11 @@ def count(counts: Counter[str], event: dict[str, Any]) -> None:
 
 
 def metadata(runs: Runs) -> int:
-    """A stored event has the block size, number of tokens and group of the plan."""
+    """A stored event names a group of the plan and the block size of that group.
+
+    An event about a single hash may name a smaller block size: its block may be partly filled. A stored event
+    has `block_size` tokens for each of its hashes.
+    """
     judged = 0
     for step in steps(runs[0], "cache.take_events"):
         if not step.done:
@@ -157,7 +161,10 @@ LAWS = [
     Law(
         id="events.metadata",
         level=Level.SAFETY,
-        statement="The block size, the number of tokens and the group in an event are those of the plan.",
+        statement=(
+            "A stored event names a group of the plan and the block size of that group, or a smaller size if "
+            "it is about one partly filled block. It has `block_size` tokens for each of its hashes."
+        ),
         why="Otherwise a router takes the tokens for the content of other blocks.",
         sources=("vLLM's KV events",),
         workload="cache.machine",

@@ -327,7 +327,11 @@ def order_free(runs: Runs) -> int:
 
 
 def total(runs: Runs) -> int:
-    """After the built-ins are registered, every legal operation of the first process succeeds."""
+    """In the first process, every operation succeeds.
+
+    This process registers the built-ins before it registers anything else. An override is judged only if a
+    call or a decorator registered the class before.
+    """
     judged, registered = 0, set()
     for event in runs[0]:
         arguments, outcome = event["args"], event["outcome"]

@@ -80,7 +80,10 @@ def memory_reads_own(runs: Runs) -> int:
 
 
 def _require_differences(arguments: dict[str, Any], differences: dict[int, int]) -> None:
-    """Raise `LawBroken` unless the target reports each of the wrong marks as a difference."""
+    """Raise `LawBroken` unless `differences` has every slot of the call.
+
+    All marks of the call are wrong. `differences` are those that the target reported, and it must report all.
+    """
     silent = [slot for place, slot in enumerate(arguments["slots"]) if place not in differences]
     if silent:
         raise LawBroken(

@@ -605,7 +605,10 @@ class Shadow:
         stay.states[group.number] = _at(table, last)
 
     def _state(self, stay: Stay, end: int) -> int:
-        """The mark of the state after this many tokens."""
+        """The mark of the recurrent state after the request's first `end` tokens.
+
+        If some of these tokens are not known yet, a mark of its own.
+        """
         if end <= len(stay.request.known):
             return stay.request.known[end - 1]
         return self._marks.of_its_own(f"a state of {stay.request.name} after unreported tokens")

@@ -153,8 +153,9 @@ def loaded(
     flags: Sequence[str] = (),
     device: str = DEVICES[0],
 ) -> Iterator[Loaded]:
-    """Load the target, with a host for each set of interpreter flags that the laws or `flags` need.
+    """Load the target.
 
+    Start a host for each set of interpreter flags: the sets that the laws need, and those in `flags`.
     The target's tensors are on `device`. Raises `UnknownTarget`, `TargetFailed`, `ProfileError`.
     """
     check_name(worker.target)

@@ -1,4 +1,7 @@
-"""Faults that change what a kernel reads. The laws `shadow.*` find them, and look at nothing else."""
+"""Faults that change what a kernel reads.
+
+The laws `shadow.*` look only at what a kernel reads, and find these faults.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _place_kv_caches = kvref.layout.place_kv_caches
 
 
 def freed_under_a_step() -> ReferenceTarget:
-    """When the cache manager frees skipped blocks, it takes tokens in flight as computed."""
+    """When the cache manager frees skipped blocks, it counts tokens in flight as computed."""
     in_flight: dict[str, int] = {}
 
     def allocate_slots(

@@ -1,15 +1,12 @@
 """The block pool: reference counts and the free list, on top of the prefix-cache index.
 
-`kvref.fast.pool` does the same in less time. The law `pool.variants-agree` compares the two.
+`kvref.fast.pool` does the same in less time. Block 0 is the *null block*: it means "no block needed here",
+and the pool never allocates, counts or caches it. Any other block is referenced or in the free list. A free
+block keeps its keys, so a look-up still finds it. The pool evicts the block when it allocates it again.
 
-A block is a number. Block 0 is the *null block*: it stands for "no block needed here", and the pool never
-allocates, counts or caches it. Every other block is either referenced or in the free list. A free block keeps
-its keys, so a look-up still finds the block. The pool evicts the block when it allocates the block again.
-
-The free list is in the order of reuse. It begins with the blocks that have no key: each call of `free_blocks`
-puts its blocks without keys in front, in the order of the call. Cached blocks follow: each call of
-`free_blocks` appends its cached blocks. A request frees its blocks from the last to the first, so the pool
-evicts the request's last blocks first.
+The free list is in the order of reuse: first blocks without a key, then cached ones. `free_blocks` puts its
+blocks without keys in front and appends its cached blocks, both in the order of the call. A request frees its
+blocks from the last to the first, so the pool evicts the request's last blocks first.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ NULL_BLOCK = 0
 class BlockPool(PrefixIndex):
     """Allocates blocks, counts references to them, and finds cached blocks.
 
-    If a method gets blocks or numbers that are not valid, it raises `BlockError` and changes nothing.
+    A method that gets invalid blocks or numbers raises `BlockError` and changes nothing.
 
     Args:
         num_gpu_blocks: number of blocks, the null block included.
@@ -60,15 +57,13 @@ class BlockPool(PrefixIndex):
         self._ref_cnt = [0] * num_gpu_blocks
         self._free = OrderedDict.fromkeys(range(NULL_BLOCK + 1, num_gpu_blocks))
         self._pins = Counter[int]()
-        """For each block, how many of its references are pins (`pin`). A reserved block always has one
-        pin."""
+        """How many references of each block are pins (`pin`). A reserved block always has one."""
         self._reserved = set[int]()
 
     def get_num_free_blocks(self) -> int:
         return len(self._free)
 
     def get_all_free_blocks(self) -> list[int]:
-        """The free list. The first block is allocated first."""
         return list(self._free)
 
     @property
@@ -94,11 +89,7 @@ class BlockPool(PrefixIndex):
         return self._pins[block]
 
     def get_new_blocks(self, num_blocks: int) -> list[int]:
-        """Allocate the first `num_blocks` blocks of the free list. Each is evicted and gets one reference.
-
-        Raises:
-            PoolExhaustedError: there are fewer free blocks.
-        """
+        """Evict and reference the first free blocks. Raises `PoolExhaustedError` if too few are free."""
         if num_blocks < 0:
             raise BlockError(f"cannot allocate {num_blocks} blocks")
         if num_blocks > len(self._free):
@@ -135,10 +126,7 @@ class BlockPool(PrefixIndex):
         self._add_to_free_list(freed)
 
     def pin(self, blocks: Iterable[int]) -> None:
-        """Add a *pin* to each block, except null blocks: a reference that only `unpin` can take.
-
-        A transfer, for example, pins its blocks.
-        """
+        """Add a *pin* to each block, except null blocks: a reference that `free_blocks` cannot take."""
         blocks = list(filter(None, blocks))
         self.touch(blocks)
         self._pins.update(blocks)
@@ -171,16 +159,12 @@ class BlockPool(PrefixIndex):
         block_mask: Sequence[bool] | None = None,
         kind: str = "",
     ) -> None:
-        """Cache the blocks of a request's table from index `num_cached_blocks` to `num_full_blocks` - 1.
-
-        Null blocks get no key, and neither do blocks whose entry in `block_mask` is False.
+        """Cache blocks `num_cached_blocks` to `num_full_blocks` - 1 of a block table, except null blocks.
 
         Args:
             request: the tokens and block hashes of the request.
             blocks: the block table.
-            block_size: tokens in a block.
-            block_mask: for each block from index `num_cached_blocks` on, whether it gets a key. None means
-                that all do.
+            block_mask: for each block from index `num_cached_blocks` on, whether it gets a key; None: all do.
             kind: name of the class of the group's spec, for events.
         """
         start, number = num_cached_blocks, num_full_blocks - num_cached_blocks
@@ -212,11 +196,7 @@ class BlockPool(PrefixIndex):
         self._add_to_free_list([block for block in reversed(blocks) if block in self._free])
 
     def reset_prefix_cache(self) -> bool:
-        """Take all keys from all blocks.
-
-        Returns:
-            True if that was done. False if a usable block is not free; then nothing has changed.
-        """
+        """Take all keys from all blocks. If a usable block is not free, change nothing and return False."""
         if self.get_num_free_blocks() != self.num_usable_blocks:
             return False
         self._clear()
@@ -231,11 +211,7 @@ class BlockPool(PrefixIndex):
     def _add_keys(
         self, table: Sequence[int], hashes: Sequence[bytes], mask: Sequence[bool], group: int
     ) -> list[int]:
-        """Cache the blocks that are neither null nor masked out.
-
-        Returns:
-            The indices of those blocks whose key no block had before.
-        """
+        """Cache the blocks that are neither null nor masked out. Return the indices with new keys."""
         places = [place for place, block in enumerate(table) if block and mask[place]]
         if free := [table[place] for place in places if table[place] in self._free]:
             raise BlockError(f"blocks {free} are free and cannot get keys")

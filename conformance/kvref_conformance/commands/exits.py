@@ -23,7 +23,7 @@ from kvref_conformance.processes.session import NotJudged
 from kvref_conformance.proofs.prove import CannotProve
 from kvref_conformance.report.plotting import CannotPlot
 from kvref_conformance.report.text import visible, visible_lines
-from kvref_conformance.running import fault_matrix, field_faults
+from kvref_conformance.running import fault_matrix
 from kvref_conformance.running.checker import NoSuchSubject
 from kvref_conformance.running.line_coverage import CannotMeasure
 from kvref_conformance.running.loading import BackendRefused, NoSuchLaw
@@ -38,7 +38,7 @@ _REFUSED = (
     NoSuchSubject,
     BackendRefused,
     fault_matrix.NoSuchArea,
-    field_faults.NoSuchFault,
+    fault_matrix.NoSuchFault,
     NoSuchBenchmark,
     CannotPlot,
     UnknownTarget,

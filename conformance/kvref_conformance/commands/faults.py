@@ -11,10 +11,9 @@ import click
 from kvref_conformance.commands.options import jobs_option, output_option, seed_option
 from kvref_conformance.documents.results import EXIT_CODES, Verdict
 from kvref_conformance.report.faults import page as fault_page, render_faults
-from kvref_conformance.report.field_faults import render_field_faults
 from kvref_conformance.report.progress import progress
 from kvref_conformance.report.terminal import open_console
-from kvref_conformance.running import fault_matrix, field_faults
+from kvref_conformance.running import fault_matrix
 
 
 @click.command()
@@ -100,6 +99,10 @@ def faults(
 
 def _fields(context: click.Context, only: tuple[str, ...], seed: int, jobs: int) -> None:
     """Do what `kvref faults --fields` asks: try the generated faults, print the outcomes, and exit."""
+    # They import the reference, and so PyTorch, which no other command needs in this process.
+    from kvref_conformance.report.field_faults import render_field_faults
+    from kvref_conformance.running import field_faults
+
     chosen = field_faults.chosen(only)
     with progress(open_console(stderr=True)) as watcher:
         outcomes = list(field_faults.try_all(chosen, seed, jobs, watcher))

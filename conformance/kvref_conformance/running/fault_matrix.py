@@ -25,6 +25,10 @@ CONTROL = "reference"
 """The control is the reference without a fault. It is tried like a fault, and no law may break."""
 
 
+class NoSuchFault(ValueError):
+    """The glob matches no generated fault (see `field_faults`)."""
+
+
 class NoSuchArea(ValueError):
     """The glob matches no area of laws."""
 

@@ -15,6 +15,7 @@ from kvref_conformance.laws import ANSWERS, LAWS
 from kvref_conformance.processes.launch import Launch
 from kvref_conformance.processes.session import NotJudged
 from kvref_conformance.running.dispatch import Unit
+from kvref_conformance.running.fault_matrix import NoSuchFault
 from kvref_conformance.running.loading import Loaded, loaded
 from kvref_conformance.running.progress import Progress, Silence
 from kvref_conformance.running.time_to_find import Trial, try_on
@@ -34,10 +35,6 @@ _JUDGES = tuple(
     for law in LAWS.values()
     if law.area in AREAS and law is not ANSWERS and not WORKLOADS[law.workload].isolated
 )
-
-
-class NoSuchFault(ValueError):
-    """The glob matches no generated fault."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ be merged."""
 ALWAYS = ("sink_len",)
 """Fields that engines always set, although the fields have a default."""
 
-MOST_PAIRS = 6
+MOST_PAIRS = 12
 """The most pairs of specs that one example compares. Several pairs cover each field with fewer examples."""
 
 PADDINGS = [256, 512, 4096]

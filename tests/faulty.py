@@ -19,7 +19,7 @@ from kvref_conformance.targets.faults import FAULTS
 from kvref_strategies.caches import UNKNOWN_KIND
 from kvref_strategies.catalogue import WORKLOADS
 
-BRIEF, ISOLATED_BRIEF = 30, 10
+BRIEF, ISOLATED_BRIEF = 50, 10
 """How many examples the laws get that a fault must not break.
 
 Laws whose workloads need processes of their own get the smaller number, since they are much slower.

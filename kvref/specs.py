@@ -293,7 +293,7 @@ class AttentionSpec(PaddedKVCacheSpec):
     dtype: torch.dtype
     """Dtype of the stored values."""
     head_size_v: int = cast(int, None)
-    """Number of values in a V vector. None means `head_size`, and 0 means that there is no V."""
+    """Number of values in a V vector: `head_size` if None. With 0, the layer has no V."""
     kv_quant_mode: KVQuantMode | str = KVQuantMode.NONE
     """How values are quantised. A string is a platform's own mode, and requires `state_content_bytes`."""
     state_content_bytes: int | None = None

@@ -113,7 +113,7 @@ class SingleTypeKVCacheManager:
     def max_blocks(self, limits: MemoryLimits) -> int | None:
         """The most blocks that a request ever holds. Null blocks do not count.
 
-        None means that there is no such bound: a request holds blocks for all its tokens.
+        If it is None, a request holds blocks for all its tokens.
         """
         return self.kv_cache_spec.max_admission_blocks_per_request(
             limits.max_in_flight_tokens, limits.max_model_len

@@ -19,20 +19,17 @@ MAKING = {
         "connector.create",
     ),
 }
-"""What there is, before anything is done with it."""
+"""Operations that only create the things under test."""
 
 TELLING = {
     *("pool.state", "cache.state", "cache.new_step", "cache.progress", "cache.block_ids"),
     *("cache.take_copies", "cache.take_new_block_ids", "cache.take_events"),
 }
-"""What is told of, or asked for, in every step, whatever is done in it; and probes."""
+"""Operations that only report something, or that every step contains."""
 
 
 def meeting(trace: Trace) -> list[str]:
-    """The operations that meet in a trace, of all its processes, without those that only create or report.
-
-    The others allocate, free, look up, store, move, write, read, register or plan something.
-    """
+    """The operations of a trace that do more than create or report something."""
     operations = [each["op"] for run in trace["runs"] for each in run["operations"]]
     return [op for op in operations if op not in MAKING | TELLING]
 

@@ -146,7 +146,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Diff:
 
 
 def _by_subject(report: Mapping[str, Any], other: Mapping[str, Any]) -> dict[tuple[str, str], Rows]:
-    """The rows of a report, by law and subject. Leaves out what the other check was told not to judge."""
+    """Map each law and subject to its rows in a report, if the other check selected them, too."""
     selected = other.get("selected", {})
     found: dict[tuple[str, str], Rows] = {}
     for row in report["laws"]:
@@ -225,7 +225,7 @@ def _conditions(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Cond
 
 
 def _selection(report: Mapping[str, Any]) -> dict[str, str]:
-    """Say in words which laws and subjects the check was told to judge."""
+    """Put the selected laws and subjects of a check into words."""
     selected = report.get("selected", {})
     laws = f"{len(selected['laws'])} of them" if "laws" in selected else "all"
     return {"laws": laws, "subjects": ", ".join(selected.get("subjects", ["all"]))}

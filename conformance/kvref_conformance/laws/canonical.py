@@ -114,7 +114,7 @@ def group_refs(runs: Runs) -> int:
     """Every group has a list of references to canonical tensors.
 
     Each reference names an existing tensor, and a page size of at least one byte and at most one row of that
-    tensor. In row *b*, the bytes of this page hold nothing of a block other than *b*.
+    tensor. The page in row *b* holds bytes of block *b* alone.
     """
     judged = 0
     for caches, canonical in registered(runs):
